@@ -17,7 +17,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     for (variable, name) in LIBRARIES {
-        let library = built(&out, name).unwrap_or_else(|| out.join(name));
+        let library = find_built(&out, name).unwrap_or_else(|| out.join(name));
         // An existing one is left as it is: the library may have been built before.
         if let Err(error) = File::create_new(&library)
             && error.kind() != std::io::ErrorKind::AlreadyExists
@@ -29,7 +29,7 @@ fn main() {
 }
 
 /// The place of a library in cargo's directory `PROFILE/deps`, beside `PROFILE/build/CRATE/out`.
-fn built(out: &Path, name: &str) -> Option<PathBuf> {
+fn find_built(out: &Path, name: &str) -> Option<PathBuf> {
     let dependencies = out.ancestors().nth(3)?.join("deps");
     fs::metadata(&dependencies).is_ok_and(|meta| meta.is_dir()).then(|| dependencies.join(name))
 }

@@ -50,7 +50,7 @@ fn main() {
             ))
         }
     };
-    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    fs.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let mut run = NamesRun { fs, dirs: Vec::new(), files, threads };
     println!("{what}: {files} files in {DIRECTORIES} directories, {threads} threads");
     let before = resident();

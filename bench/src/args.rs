@@ -93,7 +93,7 @@ impl BenchmarkArgs {
     }
 
     /// The required ratio of our result to the better peer in a workload.
-    pub fn required(&self, case: &BenchmarkCase) -> f64 {
+    pub fn required_ratio(&self, case: &BenchmarkCase) -> f64 {
         if self.before.is_some() { NO_WORSE } else { case.required }
     }
 
@@ -130,9 +130,9 @@ mod tests {
     fn an_earlier_build_sets_the_required_ratio() {
         let case = BenchmarkCase::ALL.iter().find(|case| case.required > 1.0).unwrap();
         let args = BenchmarkArgs::parse_from(["bench"]);
-        assert!(args.required(case) > 1.0);
+        assert!(args.required_ratio(case) > 1.0);
         let args = BenchmarkArgs::parse_from(["bench", "--before", "/old/defuse"]);
-        assert!(args.required(case) < 1.0);
+        assert!(args.required_ratio(case) < 1.0);
     }
 
     #[test]

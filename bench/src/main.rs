@@ -17,6 +17,6 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     let results = runner::run(&args)?;
     report::publish(&results, &args)?;
-    let failed = args.check && !report::acceptable(&results);
+    let failed = args.check && !report::is_acceptable(&results);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -108,7 +108,7 @@ fn run_batch(
         go.wait();
         let done: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
         let elapsed = start.elapsed();
-        let used = before.used_until(&CpuSample::take(daemon));
+        let used = before.usage_until(&CpuSample::take(daemon));
         let mut operations = 0;
         for result in done {
             operations += result.map_err(|_| anyhow!("a workload thread panicked"))??;

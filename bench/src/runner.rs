@@ -59,7 +59,7 @@ pub fn run(args: &BenchmarkArgs) -> Result<BenchmarkResults> {
                 round + 1,
                 cell.workload,
                 cell.threads,
-                cell.latest()
+                cell.describe_latest()
             );
         }
         results.rounds = round + 1;
@@ -85,7 +85,7 @@ fn empty_cell(
 ) -> BenchmarkCell {
     let series = stage.targets.iter().map(|target| TargetSeries::new(&target.spec)).collect();
     let (workload, what) = (case.name.to_owned(), case.what.to_owned());
-    BenchmarkCell { workload, what, threads: *threads, required: args.required(case), series }
+    BenchmarkCell { workload, what, threads: *threads, required: args.required_ratio(case), series }
 }
 
 impl BenchmarkStage {

@@ -41,7 +41,7 @@ fn run_plain(
         .collect()
 }
 
-fn served_directory(dir: &Path) -> std::path::PathBuf {
+fn serve_directory(dir: &Path) -> std::path::PathBuf {
     let data = dir.join("data");
     fs::create_dir_all(data.join("own")).unwrap();
     FilesetSizes::tiny(THREADS).create(&data).unwrap();
@@ -51,7 +51,7 @@ fn served_directory(dir: &Path) -> std::path::PathBuf {
 #[test]
 fn workloads_run_on_a_plain_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let data = served_directory(dir.path());
+    let data = serve_directory(dir.path());
     for (name, measured) in run_plain(&data, &data, None) {
         assert!(measured.operations > 0 && measured.seconds > 0.0, "{name}");
         assert!(measured.app_ns > 0 && measured.daemon_ns == 0, "{name}");
@@ -66,7 +66,7 @@ fn workloads_run_through_the_fuser_peer() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let data = served_directory(dir.path());
+    let data = serve_directory(dir.path());
     let program = env!("CARGO_BIN_EXE_fuser_passthrough");
     let spec = TargetSpec {
         name: "fuser".into(),

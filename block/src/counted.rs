@@ -63,7 +63,7 @@ impl CountedDevice {
         CountedDevice { inner, counts: Arc::default() }
     }
 
-    fn counted(&self, inner: Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> {
+    fn wrap_queue(&self, inner: Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> {
         let block_size = u64::from(self.properties().block_size);
         Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size })
     }
@@ -107,11 +107,11 @@ impl BlockDevice for CountedDevice {
     }
 
     fn queue_for(&self, purpose: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
-        Ok(self.counted(self.inner.queue_for(purpose, depth)?))
+        Ok(self.wrap_queue(self.inner.queue_for(purpose, depth)?))
     }
 
     fn queue_with(&self, priority: QueuePriority, depth: u32) -> Result<Box<dyn DeviceQueue>> {
-        Ok(self.counted(self.inner.queue_with(priority, depth)?))
+        Ok(self.wrap_queue(self.inner.queue_with(priority, depth)?))
     }
 
     fn shortage(&self) -> Option<String> {
@@ -216,8 +216,8 @@ impl DeviceQueue for CountedQueue {
         self.inner.waker()
     }
 
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.ready()
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.completion_fd()
     }
 
     fn in_flight(&self) -> usize {

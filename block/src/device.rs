@@ -177,7 +177,7 @@ pub trait DeviceQueue: Send {
 
     /// A descriptor that is readable by poll(2) while kicked operations can be reaped, for a thread that waits for
     /// several queues at a time. `None` if the queue has no such descriptor.
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -61,7 +61,7 @@ impl CompletionOutbox {
 
     /// A descriptor that is readable while there are completions; `None` where the process can have no more
     /// descriptors.
-    pub(crate) fn ready(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         let all = self.lock();
         let bell = self.bell.get_or_init(|| {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;

@@ -131,7 +131,7 @@ impl SimDevice {
     }
 
     /// Makes flushes and `fua` without effect from now on, although they succeed.
-    pub fn lie_about_flushes(&self) {
+    pub fn ignore_flushes(&self) {
         self.lock().lies = true;
     }
 
@@ -146,7 +146,7 @@ impl SimDevice {
     }
 
     /// A device with the present content.
-    pub fn now(&self) -> RamDevice {
+    pub fn copy_present(&self) -> RamDevice {
         RamDevice::from_store(self.lock().now.clone())
     }
 

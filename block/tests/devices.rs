@@ -17,14 +17,14 @@ mod cases;
 
 use cases::BLOCKS;
 
-device_cases!(each);
+device_cases!(run_on_each);
 
 /// Runs `case` on each device that this machine can have.
-fn each(case: impl Fn(&str, &dyn BlockDevice)) {
+fn run_on_each(case: impl Fn(&str, &dyn BlockDevice)) {
     case("memory", &RamDevice::new(4096, BLOCKS));
     case("simulation", &SimDevice::new(BLOCKS, 1));
-    separated(&case, "separated memory", Arc::new(RamDevice::new(4096, BLOCKS)));
-    separated(&case, "separated simulation", Arc::new(SimDevice::new(BLOCKS, 1)));
+    run_separated(&case, "separated memory", Arc::new(RamDevice::new(4096, BLOCKS)));
+    run_separated(&case, "separated simulation", Arc::new(SimDevice::new(BLOCKS, 1)));
     let dir = tempfile::tempdir().unwrap();
     let threads = || {
         let open = OpenDeviceFile::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
@@ -32,13 +32,13 @@ fn each(case: impl Fn(&str, &dyn BlockDevice)) {
     };
     case("file by threads", &threads());
     case("worker of a file by threads", &WorkerDevice::start_for(Arc::new(threads())).unwrap());
-    separated(&case, "separated file by threads", Arc::new(threads()));
+    run_separated(&case, "separated file by threads", Arc::new(threads()));
     case("worker", &WorkerDevice::start_for(Arc::new(RamDevice::new(4096, BLOCKS))).unwrap());
     case("file", &FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap());
     let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
     case("worker of a file", &WorkerDevice::start_for(Arc::new(file)).unwrap());
     let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
-    separated(&case, "separated file", Arc::new(file));
+    run_separated(&case, "separated file", Arc::new(file));
     match LoopFixture::new(&image(dir.path())) {
         Ok(disk) => {
             case("loop device", &FileDevice::open(&disk.path, DeviceAccess::ReadWrite).unwrap());
@@ -53,8 +53,8 @@ fn each(case: impl Fn(&str, &dyn BlockDevice)) {
 }
 
 /// Runs `case` on the device with few queues that its users share.
-fn separated(case: &impl Fn(&str, &dyn BlockDevice), name: &str, device: Arc<dyn BlockDevice>) {
-    case(name, &SeparatedDevice::new(device, &SeparationOptions::divided(3, 8)).unwrap());
+fn run_separated(case: &impl Fn(&str, &dyn BlockDevice), name: &str, device: Arc<dyn BlockDevice>) {
+    case(name, &SeparatedDevice::new(device, &SeparationOptions::new_divided(3, 8)).unwrap());
 }
 
 fn image(dir: &Path) -> PathBuf {
@@ -256,7 +256,7 @@ fn a_device_without_rings_says_so_in_one_line() {
     );
     assert_eq!(WorkerDevice::start_for(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
     let shared =
-        SeparatedDevice::new(Arc::clone(&device), &SeparationOptions::divided(2, 8)).unwrap();
+        SeparatedDevice::new(Arc::clone(&device), &SeparationOptions::new_divided(2, 8)).unwrap();
     assert_eq!((shared.note(), RamDevice::new(4096, 8).note()), (Some(note), None));
     let line = &mut BlockingQueue::new(&*device).unwrap();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::BADF), "it was opened for reads");

@@ -64,7 +64,7 @@ impl ArcPolicy {
     }
 
     /// A use of an extent that is not remembered.
-    fn first_use(&mut self, size: u64, evicted: &mut Vec<ExtentKey>) {
+    fn record_first_use(&mut self, size: u64, evicted: &mut Vec<ExtentKey>) {
         let whole = |arc: &ArcPolicy| (0..4).map(|list| arc.lists.bytes(list)).sum::<u64>();
         let first = |arc: &ArcPolicy| arc.lists.bytes(ONCE) + arc.lists.bytes(GHOST_ONCE);
         while first(self) + size > self.capacity && self.lists.len(GHOST_ONCE) > 0 {
@@ -98,7 +98,7 @@ impl ReplacementPolicy for ArcPolicy {
             }
             self.return_of(at, evicted);
         } else if extent.fits(self.capacity) {
-            self.first_use(extent.size, evicted);
+            self.record_first_use(extent.size, evicted);
             self.lists.push(ONCE, extent.key, extent.size, ());
         }
         false

@@ -36,7 +36,7 @@ impl PolicyKind {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> Result<PolicyKind, String> {
+    pub fn from_name(name: &str) -> Result<PolicyKind, String> {
         let found = PolicyKind::ALL.iter().find(|(known, _)| *known == name);
         let names = PolicyKind::ALL.map(|(name, _)| name).join(", ");
         found

@@ -14,7 +14,7 @@ enum PolicyStep {
     EvictEven,
 }
 
-fn steps() -> impl Strategy<Value = Vec<PolicyStep>> {
+fn make_steps() -> impl Strategy<Value = Vec<PolicyStep>> {
     let step = prop_oneof![
         8 => (0..200_u64, 0..100_u32).prop_map(|(key, user)| PolicyStep::Use(key, user)),
         1 => (0..200_u64).prop_map(PolicyStep::Remove),
@@ -33,7 +33,7 @@ proptest! {
 
     #[test]
     fn a_cache_holds_what_came_and_did_not_leave_and_never_more_than_its_capacity(
-        steps in steps(),
+        steps in make_steps(),
         capacity in 1..400_u64,
     ) {
         for (name, kind) in PolicyKind::ALL {
@@ -172,9 +172,9 @@ fn e_learns_that_recency_misleads_in_a_loop_and_leads_elsewhere() {
 #[test]
 fn a_policy_is_found_by_its_name_and_an_unknown_name_gets_the_list() {
     for (name, kind) in PolicyKind::ALL {
-        assert_eq!((PolicyKind::named(name), kind.name()), (Ok(kind), name));
+        assert_eq!((PolicyKind::from_name(name), kind.name()), (Ok(kind), name));
     }
-    let error = PolicyKind::named("mru").unwrap_err();
+    let error = PolicyKind::from_name("mru").unwrap_err();
     assert_eq!(
         error,
         "there is no policy \"mru\": write one of lru, lfu, arc, s3-fifo, plain-e, e"

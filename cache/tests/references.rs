@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const CAPACITY: u64 = 12;
 
 /// Uses of few keys by few processes.
-fn uses() -> impl Strategy<Value = Vec<(u64, u32)>> {
+fn make_uses() -> impl Strategy<Value = Vec<(u64, u32)>> {
     proptest::collection::vec((0..40_u64, 0..5_u32), 1..300)
 }
 
@@ -40,7 +40,7 @@ fn take(list: &mut Vec<u64>, key: u64) -> bool {
 
 proptest! {
     #[test]
-    fn lru_evicts_the_key_that_was_unused_for_the_longest_time(uses in uses()) {
+    fn lru_evicts_the_key_that_was_unused_for_the_longest_time(uses in make_uses()) {
         let mut order = Vec::new();
         compare(&mut LruPolicy::new(CAPACITY), &uses, |key, _| {
             if !take(&mut order, key) && order.len() as u64 == CAPACITY {
@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn lfu_evicts_the_key_with_the_fewest_uses_and_of_those_the_oldest(uses in uses()) {
+    fn lfu_evicts_the_key_with_the_fewest_uses_and_of_those_the_oldest(uses in make_uses()) {
         // Key, uses, last use.
         let (mut all, mut now) = (Vec::<(u64, u64, u64)>::new(), 0);
         compare(&mut LfuPolicy::new(CAPACITY), &uses, |key, _| {
@@ -72,7 +72,7 @@ proptest! {
 
     /// Figure 4 of the paper by Megiddo and Modha. Lists begin with their oldest key.
     #[test]
-    fn arc_keeps_the_lists_of_its_paper(uses in uses()) {
+    fn arc_keeps_the_lists_of_its_paper(uses in make_uses()) {
         let c = CAPACITY as usize;
         let (mut p, mut t1, mut t2) = (0_usize, Vec::new(), Vec::new());
         let (mut b1, mut b2) = (Vec::new(), Vec::new());
@@ -123,7 +123,7 @@ proptest! {
 
     /// Algorithm 1 of the paper by Yang and others. Queues begin with their oldest key.
     #[test]
-    fn s3_fifo_keeps_the_queues_of_its_paper(uses in uses()) {
+    fn s3_fifo_keeps_the_queues_of_its_paper(uses in make_uses()) {
         let (mut small, mut main) = (Vec::<u64>::new(), Vec::<u64>::new());
         let (mut ghost, mut freq) = (Vec::<u64>::new(), [0_u8; 40]);
         compare(&mut S3FifoPolicy::new(CAPACITY), &uses, |key, _| {
@@ -162,7 +162,7 @@ proptest! {
 
     /// E from the list of all uses, by its definition. An order is good for a sixteenth of the keys.
     #[test]
-    fn plain_e_evicts_the_keys_of_the_largest_sum_of_the_paper(uses in uses()) {
+    fn plain_e_evicts_the_keys_of_the_largest_sum_of_the_paper(uses in make_uses()) {
         let mut naive = NaiveE::default();
         compare(&mut PlainE::new(CAPACITY), &uses, |key, user| naive.access(key, user));
     }

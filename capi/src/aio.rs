@@ -17,7 +17,7 @@ pub struct AioContexts {
 }
 
 impl AioContexts {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<i32, (Arc<AioContext>, u32)>> {
+    fn lock_contexts(&self) -> MutexGuard<'_, BTreeMap<i32, (Arc<AioContext>, u32)>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -25,7 +25,7 @@ impl AioContexts {
     pub fn create(&self, capacity: usize, threads: usize) -> Result<i32> {
         let on_start = crate::memory::block_signals;
         let context = AioContext::new(QueueOptions { capacity, threads, on_start })?;
-        let mut all = self.all();
+        let mut all = self.lock_contexts();
         let number = (0..).find(|number| !all.contains_key(number)).ok_or(Errno::EMFILE)?;
         all.insert(number, (Arc::new(context), std::process::id()));
         Ok(number)
@@ -33,7 +33,7 @@ impl AioContexts {
 
     /// The context of a number. Fails with `EINVAL` if this process has none.
     pub fn get(&self, number: i32) -> Result<Arc<AioContext>> {
-        match self.all().get(&number) {
+        match self.lock_contexts().get(&number) {
             Some((context, process)) if *process == std::process::id() => Ok(Arc::clone(context)),
             _ => Err(Errno::EINVAL),
         }
@@ -42,7 +42,7 @@ impl AioContexts {
     /// Destroys a context. Fails with `EINVAL`, and with `EDEADLK` on one of its own threads.
     pub fn destroy(&self, number: i32) -> Result<()> {
         self.get(number)?.end()?;
-        self.all().remove(&number).map(drop).ok_or(Errno::EINVAL)
+        self.lock_contexts().remove(&number).map(drop).ok_or(Errno::EINVAL)
     }
 }
 
@@ -50,12 +50,12 @@ impl AioContexts {
 pub fn result(outcome: JobOutcome<i64>) -> i64 {
     match outcome {
         JobOutcome::Done(result) => result,
-        JobOutcome::Canceled => failed(Errno::ECANCELED),
-        JobOutcome::Panicked => failed(Errno::EIO),
+        JobOutcome::Canceled => encode_error(Errno::ECANCELED),
+        JobOutcome::Panicked => encode_error(Errno::EIO),
     }
 }
 
 /// The result of an event that reports an error.
-pub fn failed(errno: Errno) -> i64 {
+pub fn encode_error(errno: Errno) -> i64 {
     -i64::from(errno.raw())
 }

@@ -23,7 +23,7 @@ pub fn last() -> *const c_char {
 }
 
 /// If a call on `path` failed, stores a text about it.
-pub fn explained<T>(call: &str, path: &[u8], result: Result<T>) -> Result<T> {
+pub fn record_failure<T>(call: &str, path: &[u8], result: Result<T>) -> Result<T> {
     if let Err(stop) = &result {
         let shown = String::from_utf8_lossy(path);
         say(format!("{call} {shown}: {}; {}", stop.errno(), next_step(stop)));

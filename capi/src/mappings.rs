@@ -65,7 +65,7 @@ impl MmapArguments {
     }
 
     /// The flags without the type of mapping, which rustix handles separately.
-    fn others(&self) -> MapFlags {
+    fn other_flags(&self) -> MapFlags {
         MapFlags::from_bits_retain((self.flags & !libc::MAP_TYPE) as u32)
     }
 }
@@ -75,7 +75,7 @@ fn errno(errno: rustix::io::Errno) -> Errno {
 }
 
 /// Checks whether `file` may be mapped like this. Fails with `EBADF`, `ENODEV` or `EACCES`.
-fn allowed(file: &FileDescription, wanted: &MmapArguments) -> Result<()> {
+fn check_allowed(file: &FileDescription, wanted: &MmapArguments) -> Result<()> {
     if file.is_path() {
         return Err(Errno::EBADF.into());
     }
@@ -90,7 +90,7 @@ fn allowed(file: &FileDescription, wanted: &MmapArguments) -> Result<()> {
 }
 
 impl SharedCopies {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, SharedCopy>> {
+    fn lock_copies(&self) -> MutexGuard<'_, BTreeMap<usize, SharedCopy>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,12 +102,12 @@ impl SharedCopies {
         wanted: &MmapArguments,
     ) -> Result<usize> {
         wanted.check()?;
-        allowed(&file, wanted)?;
+        check_allowed(&file, wanted)?;
         let hint = wanted.hint as *mut c_void;
         let protection = ProtFlags::from_bits_retain(wanted.protection as u32);
         let kind = if wanted.is_shared() { MapFlags::SHARED } else { MapFlags::PRIVATE };
         if let Some(fd) = file.backing() {
-            let flags = kind | wanted.others();
+            let flags = kind | wanted.other_flags();
             // SAFETY: a new mapping at a free address. That other users of the file may change its
             // bytes is, as with every mapping, the responsibility of C.
             let at =
@@ -116,7 +116,7 @@ impl SharedCopies {
         }
         let stat = state.client.fstat(&state.task, &file)?;
         let id = (stat.dev, stat.attr.st_ino);
-        let mut all = self.all();
+        let mut all = self.lock_copies();
         let same = all.iter().find_map(|(&at, copied)| {
             let from = usize::try_from(wanted.offset.checked_sub(copied.offset)?).ok()?;
             let fits = copied.id == id && from.checked_add(wanted.len)? <= copied.len;
@@ -133,7 +133,7 @@ impl SharedCopies {
                 // here.
                 write_back(state, &all, (0, usize::MAX), Some(id))?;
                 let all_of_it = ProtFlags::READ | ProtFlags::WRITE;
-                let flags = kind | wanted.others();
+                let flags = kind | wanted.other_flags();
                 // SAFETY: new memory at a free address.
                 unsafe { rustix::mm::mmap_anonymous(hint, wanted.len, all_of_it, flags) }
             }
@@ -158,7 +158,7 @@ impl SharedCopies {
         if wanted.is_shared() {
             let (len, offset, writes) = (wanted.len, wanted.offset, wanted.writes());
             if writes {
-                at_exit();
+                register_exit();
             }
             all.insert(at.addr(), SharedCopy { len, offset, file, id, writes });
         }
@@ -168,7 +168,7 @@ impl SharedCopies {
     /// munmap(2). Writes the range back first; if that fails, it stays mapped.
     pub fn unmap(&self, state: &LibraryState, at: usize, len: usize) -> Result<()> {
         let end = at.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
-        let mut all = self.all();
+        let mut all = self.lock_copies();
         write_back(state, &all, (at, end), None)?;
         // SAFETY: C states that it no longer uses this memory.
         unsafe { rustix::mm::munmap(at as *mut c_void, len) }.map_err(errno)?;
@@ -182,10 +182,10 @@ impl SharedCopies {
         let how = MsyncFlags::from_bits_retain(flags as u32);
         // The kernel first, which checks the arguments. SAFETY: changes no memory.
         unsafe { rustix::mm::msync(at as *mut c_void, len, how) }.map_err(errno)?;
-        let all = self.all();
+        let all = self.lock_copies();
         write_back(state, &all, (at, end), None)?;
         if flags & libc::MS_SYNC != 0 {
-            for copied in within(&all, (at, end)).filter(|(_, copied)| copied.writes) {
+            for copied in find_within(&all, (at, end)).filter(|(_, copied)| copied.writes) {
                 state.client.fsync(&state.task, &copied.1.file, true)?;
             }
         }
@@ -194,7 +194,7 @@ impl SharedCopies {
 
     /// Writes back everything. A program that ends gets no error any more, but its user a message.
     pub fn finish(&self, state: &LibraryState) {
-        if let Err(stop) = write_back(state, &self.all(), (0, usize::MAX), None) {
+        if let Err(stop) = write_back(state, &self.lock_copies(), (0, usize::MAX), None) {
             eprintln!(
                 "defuse: stores to a mapped file are lost at the end of the program: {}",
                 stop.errno()
@@ -204,7 +204,7 @@ impl SharedCopies {
 }
 
 /// The copies that overlap a range of addresses.
-fn within(
+fn find_within(
     all: &BTreeMap<usize, SharedCopy>,
     (from, end): (usize, usize),
 ) -> impl Iterator<Item = (usize, &SharedCopy)> {
@@ -213,7 +213,7 @@ fn within(
 }
 
 /// Registers the write-back at a regular exit of the program.
-fn at_exit() {
+fn register_exit() {
     extern "C" fn write_all() {
         crate::state::finish();
     }
@@ -244,7 +244,7 @@ fn write_back(
     (from, end): (usize, usize),
     id: Option<(u64, u64)>,
 ) -> Result<()> {
-    for (at, copied) in within(all, (from, end)) {
+    for (at, copied) in find_within(all, (from, end)) {
         if !copied.writes || id.is_some_and(|id| id != copied.id) {
             continue;
         }
@@ -270,7 +270,7 @@ fn write_back(
 
 /// Removes a range of addresses from the copies.
 fn forget(all: &mut BTreeMap<usize, SharedCopy>, from: usize, end: usize) {
-    let places: Vec<usize> = within(all, (from, end)).map(|(at, _)| at).collect();
+    let places: Vec<usize> = find_within(all, (from, end)).map(|(at, _)| at).collect();
     for at in places {
         let Some(copied) = all.remove(&at) else { continue };
         let last = at + copied.len;

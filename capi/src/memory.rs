@@ -119,7 +119,7 @@ impl<T> InBuffer<T> {
     /// # Safety
     ///
     /// `len` must be the length in bytes that C has stated.
-    pub unsafe fn of(&self, len: usize) -> Result<&[u8]> {
+    pub unsafe fn as_slice(&self, len: usize) -> Result<&[u8]> {
         if len == 0 {
             return Ok(&[]);
         }
@@ -141,7 +141,7 @@ impl<T> OutBuffer<T> {
     /// # Safety
     ///
     /// `len` must be the length in bytes that C has stated.
-    pub unsafe fn of(&mut self, len: usize) -> Result<&mut [u8]> {
+    pub unsafe fn as_mut_slice(&mut self, len: usize) -> Result<&mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
         }
@@ -164,7 +164,7 @@ pub struct IovecArray(*const libc::iovec);
 
 impl IovecArray {
     /// An array at an address inside of another argument.
-    pub fn at(start: *const libc::iovec) -> Self {
+    pub fn from_address(start: *const libc::iovec) -> Self {
         IovecArray(start)
     }
 
@@ -173,7 +173,7 @@ impl IovecArray {
     /// # Safety
     ///
     /// `count` must be the length of the array that C has stated.
-    pub unsafe fn of(&self, count: i32) -> Result<IovecBuffers> {
+    pub unsafe fn copy_array(&self, count: i32) -> Result<IovecBuffers> {
         let count = usize::try_from(count).ok().filter(|&count| count <= VECTORS_MAX);
         let count = count.ok_or(Errno::EINVAL)?;
         if count > 0 && self.0.is_null() {
@@ -203,7 +203,7 @@ impl IovecBuffers {
     }
 
     /// A single buffer. Fails with `EFAULT` for NULL with a length.
-    pub fn one(start: *mut c_void, len: usize) -> Result<Self> {
+    pub fn from_buffer(start: *mut c_void, len: usize) -> Result<Self> {
         IovecBuffers::new(vec![libc::iovec { iov_base: start, iov_len: len }])
     }
 
@@ -229,7 +229,7 @@ impl IovecBuffers {
     ///
     /// As for [`slices`](IovecBuffers::slices). In addition, no other code may use the memory, and no two buffers may
     /// overlap.
-    pub unsafe fn rooms(&mut self) -> Vec<IoSliceMut<'_>> {
+    pub unsafe fn mut_slices(&mut self) -> Vec<IoSliceMut<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
             0 => IoSliceMut::new(&mut []),
             len => {
@@ -269,7 +269,7 @@ impl<T> ObjectHandle<T> {
 }
 
 /// A copy of `text` in memory of malloc(3), which C frees. Fails with `ENOMEM`.
-pub fn allocated(text: &[u8]) -> Result<*mut c_char> {
+pub fn allocate_copy(text: &[u8]) -> Result<*mut c_char> {
     // SAFETY: malloc takes only a length.
     let start = unsafe { libc::malloc(text.len() + 1) }.cast::<u8>();
     if start.is_null() {

@@ -28,7 +28,7 @@ static STATE: OnceLock<Option<LibraryState>> = OnceLock::new();
 fn state() -> Result<&'static LibraryState> {
     let make = || {
         Some(LibraryState {
-            task: ClientTask::of_this_process().ok()?,
+            task: ClientTask::for_this_process().ok()?,
             client: DirectClient::new(ClientOptions::default()),
             descriptors: DescriptorTable::new(1 << 20),
             contexts: AioContexts::default(),
@@ -41,7 +41,7 @@ fn state() -> Result<&'static LibraryState> {
 /// Called at the exit of the program.
 pub fn finish() {
     if STATE.get().is_some() {
-        let _ = guarded(|state| {
+        let _ = run_guarded(|state| {
             state.mappings.finish(state);
             Ok(())
         });
@@ -72,7 +72,7 @@ impl<T> ReturnValue for *mut T {
 
 /// Runs a call, and turns a panic into `EIO`. Restores `errno`, which the file system may have
 /// changed: callers of readdir(3) use it to distinguish the end from an error.
-fn guarded<T>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> Result<T, Errno> {
+fn run_guarded<T>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> Result<T, Errno> {
     let before = memory::errno();
     let run = std::panic::AssertUnwindSafe(|| run(state()?));
     let result = std::panic::catch_unwind(run).unwrap_or(Err(CallError::Errno(Errno::EIO)));
@@ -82,14 +82,14 @@ fn guarded<T>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> Result<T,
 
 /// Runs a call. On failure, sets `errno` and returns -1, or NULL.
 pub fn call<T: ReturnValue>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> T {
-    guarded(run).unwrap_or_else(|errno| {
+    run_guarded(run).unwrap_or_else(|errno| {
         memory::set_errno(errno.raw());
         T::FAILED
     })
 }
 
 /// Runs a call that returns 0 on success.
-pub fn done(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
+pub fn succeed(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
     call(|state| run(state).map(|()| 0))
 }
 
@@ -100,7 +100,7 @@ pub fn count(run: impl FnOnce(&'static LibraryState) -> Result<usize>) -> isize 
 
 /// Runs a call that returns the error number, and leaves `errno` unchanged.
 pub fn number(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
-    guarded(run).map_or_else(Errno::raw, |()| 0)
+    run_guarded(run).map_or_else(Errno::raw, |()| 0)
 }
 
 /// The start of a relative path.
@@ -113,7 +113,7 @@ pub enum PathStart {
 
 impl PathStart {
     /// The start as the client takes it.
-    pub fn at(&self) -> WalkStart<'_> {
+    pub fn walk_start(&self) -> WalkStart<'_> {
         match self {
             PathStart::Cwd => WalkStart::Cwd,
             PathStart::Dir(dir) => WalkStart::Dir(dir),

@@ -80,7 +80,7 @@ fn program(source: &str, options: &[&str]) -> Option<(tempfile::TempDir, Command
     Some((dir, program))
 }
 
-fn declared() -> BTreeSet<String> {
+fn list_declared() -> BTreeSet<String> {
     let script = std::fs::read_to_string(root().join("libdefuse.map")).unwrap();
     let names = script.lines().map(|line| line.trim().trim_end_matches(';'));
     names.filter(|name| name.starts_with("defuse_")).map(str::to_owned).collect()
@@ -107,7 +107,7 @@ fn the_library_exports_every_function_with_a_version_and_nothing_else() {
         let function = name.strip_suffix("@@DEFUSE_0.1");
         exported.insert(function.unwrap_or_else(|| panic!("{name} has no version")).to_owned());
     }
-    assert_eq!(exported, declared());
+    assert_eq!(exported, list_declared());
     let versions = run(Command::new("readelf").args(["-V", "-W"]).arg(&library));
     assert!(versions.contains("Name: DEFUSE_0.1"), "{versions}");
 }
@@ -115,7 +115,7 @@ fn the_library_exports_every_function_with_a_version_and_nothing_else() {
 #[test]
 fn every_function_has_an_installed_manual_page() {
     let Some(prefix) = prefix() else { return };
-    for function in declared() {
+    for function in list_declared() {
         let page = prefix.join(format!("share/man/man3/{function}.3"));
         let text = std::fs::read_to_string(&page).unwrap_or_default();
         let target = text.strip_prefix(".so ").map(|to| prefix.join("share/man").join(to.trim()));
@@ -131,7 +131,7 @@ fn the_first_example_compiles_and_runs() {
 }
 
 /// The output of a tour, and its statistics.
-fn toured(command: &mut Command) -> (Vec<String>, Vec<String>) {
+fn run_tour(command: &mut Command) -> (Vec<String>, Vec<String>) {
     let lines = run(command).lines().map(str::to_owned).collect::<Vec<_>>();
     lines.into_iter().partition(|line| !line.starts_with("statistics"))
 }
@@ -141,7 +141,7 @@ fn the_tours_in_c_and_in_rust_print_the_same() {
     let Some((dir, mut program)) = program("examples/tour.c", &[]) else { return };
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
-    let (shown, statistics) = toured(program.arg(&data));
+    let (shown, statistics) = run_tour(program.arg(&data));
     let expected = [
         "mounted mem:",
         "mounted scratch:",
@@ -161,7 +161,7 @@ fn the_tours_in_c_and_in_rust_print_the_same() {
     let made = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug/examples/direct_tour");
     let again = dir.path().join("again");
     std::fs::create_dir(&again).unwrap();
-    let (shown, statistics) = toured(Command::new(made).arg(&again));
+    let (shown, statistics) = run_tour(Command::new(made).arg(&again));
     assert_eq!(shown, expected);
     assert!(statistics.len() == 4 && statistics[2].contains("262144 bytes"), "{statistics:?}");
 }
@@ -198,7 +198,7 @@ fn many_threads_share_the_library() {
 }
 
 /// A server of `fs` at `socket`, and the thread that runs it.
-fn served(socket: &Path, fs: &Arc<MemoryFileSystem>) -> (Arc<SocketServer>, JoinHandle<bool>) {
+fn serve(socket: &Path, fs: &Arc<MemoryFileSystem>) -> (Arc<SocketServer>, JoinHandle<bool>) {
     let fs = Arc::clone(fs);
     let server = Arc::new(SocketServer::bind(socket, fs, ServerOptions::default()).unwrap());
     let running = Arc::clone(&server);
@@ -213,7 +213,7 @@ fn programs_in_c_continue_with_the_next_server() {
     };
     let socket = dir.path().join("socket");
     let fs = Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()));
-    let mut server = Some(served(&socket, &fs));
+    let mut server = Some(serve(&socket, &fs));
     let program = program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = program.stderr(Stdio::piped()).spawn().unwrap();
     let mut input = program.stdin.take().unwrap();
@@ -225,7 +225,7 @@ fn programs_in_c_continue_with_the_next_server() {
             thread.join().unwrap();
         }
         if line == "restart" {
-            server = Some(served(&socket, &fs));
+            server = Some(serve(&socket, &fs));
         }
         // After its last line it reads nothing.
         let _ = input.write_all(b"go on\n");
@@ -266,7 +266,7 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     // Without timeout(1), so that a kill is one of the program.
     let made = program.get_args().last().unwrap().to_owned();
     let (defuse, path) = (defuse(), |name: &str| dir.path().join(name));
-    let manager = managed(&defuse, dir.path());
+    let manager = start_manager(&defuse, dir.path());
     let socket = manager.socket.clone();
     let stat = || Command::new(&defuse).arg("stat").arg(&socket).output().unwrap();
     let shown = |file: &str| run(Command::new(&made).arg(&socket).arg(file));
@@ -308,8 +308,8 @@ fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system(
     };
     let socket = path("socket");
     let fs = Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()));
-    let (server, thread) = served(&socket, &fs);
-    let manager = managed(&defuse, dir.path());
+    let (server, thread) = serve(&socket, &fs);
+    let manager = start_manager(&defuse, dir.path());
     let mut shared = Command::new(&defuse);
     shared.args(["serve", "--foreground", "--shared", "memory:"]).arg(path("shared"));
     let _shared = ChildGuard(shared.stderr(Stdio::null()).spawn().unwrap());
@@ -368,7 +368,7 @@ struct ManagedDevice {
     _manager: ChildGuard,
 }
 
-fn managed(defuse: &Path, dir: &Path) -> ManagedDevice {
+fn start_manager(defuse: &Path, dir: &Path) -> ManagedDevice {
     let path = |name: &str| dir.join(name);
     run(Command::new(defuse).args(["mkfs", "uhs", "--size", "64M"]).arg(path("one")));
     let (socket, source) = (path("managed"), format!("uhs:{}", path("one").display()));
@@ -390,7 +390,7 @@ fn managed(defuse: &Path, dir: &Path) -> ManagedDevice {
 
 #[test]
 fn a_program_in_c_writes_and_reads_files_of_a_volume_and_its_child_is_refused() {
-    if let Some(reason) = gluster::why_not() {
+    if let Some(reason) = gluster::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }
@@ -422,6 +422,6 @@ fn every_function_is_called_by_a_program_in_c() {
         }
     }
     let called = |name: &&String| sources.contains(&format!("{name}("));
-    let missing: Vec<_> = declared().into_iter().filter(|name| !called(&name)).collect();
+    let missing: Vec<_> = list_declared().into_iter().filter(|name| !called(&name)).collect();
     assert!(missing.is_empty(), "no program calls {missing:?}");
 }

@@ -106,12 +106,12 @@ pub fn run(args: &BreakdownArgs) -> Result {
                 None
             }
         };
-    let snapshot = collector.snapshot(id).map_err(CommandFailure::failed)?;
-    let losses = collector.losses().map_err(CommandFailure::failed)?;
+    let snapshot = collector.snapshot(id).map_err(CommandFailure::from_error)?;
+    let losses = collector.losses().map_err(CommandFailure::from_error)?;
     let mut notes = collector.notes().to_vec();
     notes.extend(losses.describe());
-    let breakdown =
-        TimeBreakdown::of(&snapshot, args.op, notes, collector.kind()).map_err(|failure| {
+    let breakdown = TimeBreakdown::from_snapshot(&snapshot, args.op, notes, collector.kind())
+        .map_err(|failure| {
             // A command that failed explains an empty result.
             match status.filter(|status| !status.success()) {
                 Some(status) => {
@@ -121,7 +121,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
             }
         })?;
     print(&if args.json {
-        serde_json::to_string(&breakdown).map_err(CommandFailure::failed)? + "\n"
+        serde_json::to_string(&breakdown).map_err(CommandFailure::from_error)? + "\n"
     } else {
         breakdown.to_string()
     })?;
@@ -134,7 +134,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
 }
 
 impl TimeBreakdown {
-    fn of(
+    fn from_snapshot(
         snapshot: &StatsSnapshot,
         op: Op,
         notes: Vec<String>,
@@ -216,12 +216,16 @@ mod tests {
         }
         let snapshot = recorder.snapshot();
         let found =
-            TimeBreakdown::of(&snapshot, Op::CREATE, Vec::new(), CollectorKind::Bpf).unwrap();
+            TimeBreakdown::from_snapshot(&snapshot, Op::CREATE, Vec::new(), CollectorKind::Bpf)
+                .unwrap();
         let shares: Vec<_> = found.shares.iter().map(|s| (s.stage, s.percent.round())).collect();
         assert_eq!(shares, [("pending", 20.0), ("processing", 70.0), ("not seen", 10.0)]);
         let sum: f64 = found.shares.iter().map(|share| share.mean_ns).sum();
         assert!((sum - found.mean_ns).abs() < 1e-6);
-        assert!(TimeBreakdown::of(&snapshot, Op::READ, Vec::new(), CollectorKind::Bpf).is_err());
+        assert!(
+            TimeBreakdown::from_snapshot(&snapshot, Op::READ, Vec::new(), CollectorKind::Bpf)
+                .is_err()
+        );
     }
 
     #[test]

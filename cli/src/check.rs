@@ -58,11 +58,11 @@ pub fn run(args: &CheckArgs) -> Result {
     let path = find_program(&args.program).ok_or_else(|| {
         CommandFailure::Failed(format!("{shown}: there is no such program: write its path"))
     })?;
-    let path = executed(&path)?;
+    let path = find_executed(&path)?;
     let findings = find(&path)?;
     let missed = findings.objects.iter().any(|object| !object.missed.is_empty());
     if args.json {
-        let text = serde_json::to_string_pretty(&findings).map_err(CommandFailure::failed)?;
+        let text = serde_json::to_string_pretty(&findings).map_err(CommandFailure::from_error)?;
         print(&format!("{text}\n"))?;
     } else {
         print(&text(&findings))?;
@@ -80,7 +80,7 @@ pub fn run(args: &CheckArgs) -> Result {
 }
 
 /// The file that is executed for a program: for a script, the interpreter.
-pub fn executed(path: &Path) -> Result<PathBuf> {
+pub fn find_executed(path: &Path) -> Result<PathBuf> {
     let failed = |error| CommandFailure::Failed(format!("{}: {error}", path.display()));
     let mut head = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
@@ -139,7 +139,7 @@ pub fn obstacles(path: &Path, program: &ObjectFile) -> Vec<String> {
 }
 
 fn find(path: &Path) -> Result<CheckFindings> {
-    let program = ObjectFile::read_sites(path).map_err(CommandFailure::failed)?;
+    let program = ObjectFile::read_sites(path).map_err(CommandFailure::from_error)?;
     let reasons = obstacles(path, &program);
     let dispatchable = is_dispatchable(&program, &reasons);
     let mut next = vec![path.to_owned()];
@@ -170,10 +170,10 @@ fn object(path: &Path, binary: &ObjectFile) -> CheckedObject {
     CheckedObject {
         path: path.to_owned(),
         calls: binary.raw_calls.len(),
-        replaced: binary.replaced(),
+        replaced: binary.count_replaced(),
         missed: missed.collect(),
         unknown: binary.raw_calls.iter().filter(|number| number.is_none()).count()
-            - (binary.replaced() - binary.sites.len()),
+            - (binary.count_replaced() - binary.sites.len()),
     }
 }
 

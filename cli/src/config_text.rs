@@ -39,12 +39,12 @@ impl ConfigText {
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
         toml::from_str(&self.text).map_err(|error| {
             let place = error.span().map_or(0, |span| span.start);
-            self.at(place, &CommandFailure::usage(error.message().replace('\n', "; ")))
+            self.locate_failure(place, &CommandFailure::usage(error.message().replace('\n', "; ")))
         })
     }
 
     /// The failure with file, line, and the key in this line.
-    pub fn at(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
+    pub fn locate_failure(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
         let place = place.min(self.text.len());
         let before = self.text.as_bytes()[..place].iter();
         let line = before.filter(|byte| **byte == b'\n').count();

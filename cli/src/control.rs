@@ -106,12 +106,12 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// The answers of a mount. Answers to unknown questions are `None`.
-pub fn of_session(
+pub fn for_session(
     session: &Session,
     (writable, can_only_be_read): (WriteSwitch, bool),
 ) -> impl Fn(&str) -> Option<String> + Send + 'static {
     let (statistics, workers) = (session.statistics(), session.workers());
-    let agreement = NegotiatedValues::from(session.negotiated());
+    let agreement = NegotiatedValues::from(session.negotiated_init());
     move |question: &str| match question {
         STAT => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
@@ -131,7 +131,7 @@ pub fn of_session(
 }
 
 /// The answers of a server, whose statistics `look` returns. `None` after its end.
-pub fn of_server(
+pub fn for_server(
     look: impl Fn() -> Option<ServerMeasurements> + Send + 'static,
 ) -> impl Fn(&str) -> Option<String> + Send + 'static {
     move |question: &str| match question {
@@ -181,7 +181,7 @@ struct TimedStream<'a> {
 }
 
 impl TimedStream<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
+    fn remaining(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
@@ -189,14 +189,14 @@ impl TimedStream<'_> {
 
 impl Read for TimedStream<'_> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(self.remaining()?)?;
         self.stream.read(room)
     }
 }
 
 impl Write for TimedStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(self.remaining()?)?;
         // One write(2) has its limit for each buffer of the kernel.
         self.stream.write(&bytes[..bytes.len().min(WRITTEN_AT_ONCE)])
     }
@@ -276,7 +276,7 @@ pub fn set_workers(found: &RegisteredMount, count: u16) -> Result {
 }
 
 /// The result of INIT of a mount, parsed and as JSON.
-pub fn negotiated(found: &RegisteredMount) -> Result<(NegotiatedValues, String)> {
+pub fn query_negotiated(found: &RegisteredMount) -> Result<(NegotiatedValues, String)> {
     parse(found, "negotiated")
 }
 
@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     /// The end of a conversation whose other side is the returned stream. Answers are longer than all buffers.
-    fn begun() -> (UnixStream, Receiver<io::Result<()>>) {
+    fn begin_conversation() -> (UnixStream, Receiver<io::Result<()>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (done, ended) = mpsc::channel();
         thread::spawn(move || {
@@ -351,7 +351,7 @@ mod tests {
         (theirs, ended)
     }
 
-    fn ends(ended: &Receiver<io::Result<()>>) -> io::Result<()> {
+    fn expect_end(ended: &Receiver<io::Result<()>>) -> io::Result<()> {
         ended
             .recv_timeout(Duration::from_secs(60))
             .expect("the conversation goes on after a minute")
@@ -360,7 +360,7 @@ mod tests {
     /// Each byte began the time limit anew: one asker held up all others for as long as it liked.
     #[test]
     fn an_asker_that_writes_or_reads_byte_by_byte_is_left_in_time() {
-        let (mut asker, ended) = begun();
+        let (mut asker, ended) = begin_conversation();
         let slow = thread::spawn(move || {
             let mut written = 0;
             while asker.write_all(b"l").is_ok() {
@@ -369,10 +369,10 @@ mod tests {
             }
             written
         });
-        ends(&ended).unwrap_err();
+        expect_end(&ended).unwrap_err();
         assert!(slow.join().unwrap() < QUESTION_MAX);
 
-        let (mut asker, ended) = begun();
+        let (mut asker, ended) = begin_conversation();
         asker.write_all(b"long\n").unwrap();
         let slow = thread::spawn(move || {
             let mut room = vec![0; 64 << 10];
@@ -380,7 +380,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(500));
             }
         });
-        ends(&ended).unwrap_err();
+        expect_end(&ended).unwrap_err();
         slow.join().unwrap();
     }
 
@@ -416,19 +416,19 @@ mod tests {
 
     #[test]
     fn a_question_without_an_end_is_read_no_further_than_its_limit() {
-        let (mut asker, ended) = begun();
+        let (mut asker, ended) = begin_conversation();
         let line = "long".repeat(1 << 20);
         // The daemon ends before all is written, or no process waits for the rest.
         let _ = asker.write_all(line.as_bytes());
-        ends(&ended).unwrap();
+        expect_end(&ended).unwrap();
         let mut answer = Vec::new();
         // The connection ends with unread bytes: a reset, and no answer.
         let _ = asker.read_to_end(&mut answer);
         assert!(answer.is_empty());
         // Another asker gets the whole answer.
-        let (mut asker, ended) = begun();
+        let (mut asker, ended) = begin_conversation();
         asker.write_all(b"long\n").unwrap();
         asker.read_to_end(&mut answer).unwrap();
-        assert_eq!((answer.len(), ends(&ended).is_ok()), (16 << 20, true));
+        assert_eq!((answer.len(), expect_end(&ended).is_ok()), (16 << 20, true));
     }
 }

@@ -53,11 +53,11 @@ pub fn start(command_line: &[OsString]) -> Result {
             let text = String::from_utf8_lossy(text).into_owned();
             Err(CommandFailure::from_code(code.wrapping_sub(b'0'), text))
         }
-        None => Err(ended_early(&mut child)),
+        None => Err(early_end_error(&mut child)),
     }
 }
 
-fn ended_early(child: &mut Child) -> CommandFailure {
+fn early_end_error(child: &mut Child) -> CommandFailure {
     let how = match child.wait() {
         Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) => format!("with exit code {code}"),
@@ -80,7 +80,7 @@ pub fn detach(notes: Vec<String>) -> Result<ReadyReceiver> {
     let _ = rustix::process::setsid();
     // A process that was started as /proc/self/exe is shown as `exe` in ps(1) and top(1).
     let _ = rustix::thread::set_name(c"defuse");
-    std::env::set_current_dir("/").map_err(CommandFailure::failed)?;
+    std::env::set_current_dir("/").map_err(CommandFailure::from_error)?;
     Ok(ReadyReceiver::Parent(notes))
 }
 
@@ -98,7 +98,7 @@ pub struct ServiceManager(UnixDatagram);
 impl ServiceManager {
     /// The manager that the variable `NOTIFY_SOCKET` names. Comes before the process leaves its mount namespace, in which the
     /// socket has a path.
-    pub fn of_environment() -> Option<ServiceManager> {
+    pub fn from_environment() -> Option<ServiceManager> {
         let name = std::env::var_os("NOTIFY_SOCKET")?;
         let connect = || -> io::Result<UnixDatagram> {
             let address = match name.as_bytes().strip_prefix(b"@") {

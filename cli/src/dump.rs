@@ -35,7 +35,7 @@ pub fn run(args: &DumpArgs) -> Result {
     }
 }
 
-fn shown(cell: &DumpCell) -> String {
+fn format_cell(cell: &DumpCell) -> String {
     match cell {
         DumpCell::Number(number) => number.to_string(),
         DumpCell::Text(text) => text.clone(),
@@ -44,7 +44,7 @@ fn shown(cell: &DumpCell) -> String {
 
 fn text(table: &DumpTable) -> String {
     let rows: Vec<Vec<String>> =
-        table.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
+        table.rows.iter().map(|row| row.iter().map(format_cell).collect()).collect();
     let heads = table.columns.iter().map(|column| column.replace('_', " "));
     let all: Vec<Vec<String>> = std::iter::once(heads.collect()).chain(rows).collect();
     let width = |column: usize| {

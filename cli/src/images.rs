@@ -22,7 +22,7 @@ pub fn open(image: &Path, writes: bool) -> Result<Box<dyn SourceImage>> {
         if let Some(opened) = images.open(image, writes, Arc::clone(&watch))? {
             return Ok(opened);
         }
-        types.push(kind.about().name);
+        types.push(kind.facts().name);
     }
     let (shown, types) = (image.display(), types.join(" or "));
     Err(CommandFailure::Failed(format!(
@@ -67,7 +67,7 @@ impl ImageProgress {
 }
 
 impl WorkWatch for ImageProgress {
-    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
+    fn report_progress(&self, step: &'static str, done: u64, all: u64) -> bool {
         if let Some(bar) = &self.bar {
             bar.set_message(step);
             bar.set_length(all);

@@ -69,12 +69,12 @@ fn lift(resource: Resource, name: &str) -> Option<String> {
 /// names (`/dev/fd/N`, `/proc/self/fd/N`).
 pub fn keep_descriptors(command_line: &[OsString]) {
     let named: Vec<RawFd> =
-        command_line.iter().flat_map(|word| named_in(word.as_bytes())).collect();
+        command_line.iter().flat_map(|word| find_named(word.as_bytes())).collect();
     process::close_on_exec(&named);
 }
 
 /// The numbers of all descriptors that a word of a command line names.
-fn named_in(word: &[u8]) -> Vec<RawFd> {
+fn find_named(word: &[u8]) -> Vec<RawFd> {
     let mut named = Vec::new();
     for folder in [&b"/dev/fd/"[..], b"/proc/self/fd/"] {
         let places = word.windows(folder.len()).enumerate().filter(|(_, window)| *window == folder);
@@ -131,7 +131,7 @@ impl OwnLimits {
 
     /// The warning if the process that serves may not get the memory that it needs: where the C library or the standard
     /// library gets none, there is no other message.
-    pub fn of_address_space(&self) -> Option<String> {
+    pub fn warn_of_address_space(&self) -> Option<String> {
         let limit = getrlimit(Resource::As).current.filter(|limit| *limit < ADDRESS_SPACE)?;
         Some(format!(
             "the limit of address space is {limit} bytes here (ulimit -v), and a run that serves mounts needs about \
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn descriptors_that_a_command_line_names_are_found_anywhere_in_it() {
-        let named = |word: &str| named_in(word.as_bytes());
+        let named = |word: &str| find_named(word.as_bytes());
         assert_eq!(named("/dev/fd/7"), [7]);
         assert_eq!(named("passthrough:/proc/self/fd/12/sub"), [12]);
         assert_eq!(named("-oa=/dev/fd/3,b=/dev/fd/4"), [3, 4]);

@@ -28,6 +28,6 @@ impl KernelArgs {
             TraceMethod::Bpf => CollectorKind::Bpf,
             TraceMethod::Tracefs => CollectorKind::Tracefs,
         });
-        Collector::start(&CollectorOptions { kind, ..wanted }).map_err(CommandFailure::failed)
+        Collector::start(&CollectorOptions { kind, ..wanted }).map_err(CommandFailure::from_error)
     }
 }

@@ -44,11 +44,11 @@ enum ListEntry {
 
 /// Prints all mounts and servers.
 pub fn run(args: &ListArgs) -> Result {
-    let (rows, servers) = (rows(), servers::all());
+    let (rows, servers) = (rows(), servers::list_all());
     if args.json {
         let servers = servers.into_iter().map(ListEntry::Server);
         let lines: Vec<ListEntry> = rows.into_iter().map(ListEntry::Mount).chain(servers).collect();
-        let text = serde_json::to_string_pretty(&lines).map_err(CommandFailure::failed)?;
+        let text = serde_json::to_string_pretty(&lines).map_err(CommandFailure::from_error)?;
         return print(&format!("{text}\n"));
     }
     let now = registry::now_unix();
@@ -61,11 +61,11 @@ pub fn run(args: &ListArgs) -> Result {
 
 fn server_table(servers: &[ServerEntry], now_unix: u64) -> String {
     let shown = |at: &str, source: &str| {
-        (terminal::foreign(at).into_owned(), terminal::foreign(source).into_owned())
+        (terminal::escape_controls(at).into_owned(), terminal::escape_controls(source).into_owned())
     };
     let mut rows = Vec::new();
     for server in servers {
-        let end = format!("{:>7}  {}", server.pid, ago(server.since_unix, now_unix));
+        let end = format!("{:>7}  {}", server.pid, format_age(server.since_unix, now_unix));
         rows.push((shown(&server.socket, &server.source), end));
         // The file systems of a manager, below its socket.
         let devices = server.devices.iter();
@@ -85,7 +85,7 @@ fn server_table(servers: &[ServerEntry], now_unix: u64) -> String {
 }
 
 fn rows() -> Vec<MountRow> {
-    let found = registry::all();
+    let found = registry::list_all();
     let known = |connection| found.iter().any(|found| found.entry.connection == connection);
     let mounts = fuse_mounts().unwrap_or_default();
     let strangers = mounts.iter().filter(|mount| is_ours(mount) && !known(mount.connection()));
@@ -123,7 +123,7 @@ fn name(state: RegistrationState) -> &'static str {
 
 fn table(rows: &[MountRow], now_unix: u64) -> String {
     let width = |field: fn(&MountRow) -> &str, least: usize| {
-        let widths = rows.iter().map(|row| terminal::foreign(field(row)).chars().count());
+        let widths = rows.iter().map(|row| terminal::escape_controls(field(row)).chars().count());
         widths.max().unwrap_or(0).max(least)
     };
     let (at, what) = (width(|row| &row.mountpoint, 10), width(|row| &row.source, 6));
@@ -131,15 +131,16 @@ fn table(rows: &[MountRow], now_unix: u64) -> String {
         format!("{:at$}  {:what$}  {:12}  {:>7}  SINCE\n", "MOUNTPOINT", "SOURCE", "STATE", "PID");
     for row in rows {
         let pid = row.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        let since = row.since_unix.map_or_else(|| "-".to_owned(), |since| ago(since, now_unix));
-        let (mountpoint, state) = (terminal::foreign(&row.mountpoint), &row.state);
-        let source = terminal::foreign(&row.source);
+        let since =
+            row.since_unix.map_or_else(|| "-".to_owned(), |since| format_age(since, now_unix));
+        let (mountpoint, state) = (terminal::escape_controls(&row.mountpoint), &row.state);
+        let source = terminal::escape_controls(&row.source);
         let _ = writeln!(text, "{mountpoint:at$}  {source:what$}  {state:12}  {pid:>7}  {since}");
     }
     text
 }
 
-fn ago(since_unix: u64, now_unix: u64) -> String {
+fn format_age(since_unix: u64, now_unix: u64) -> String {
     format!("{} ago", age(now_unix.saturating_sub(since_unix)))
 }
 
@@ -180,9 +181,9 @@ MOUNTPOINT        SOURCE   STATE             PID  SINCE
 
     #[test]
     fn times_have_two_units() {
-        assert_eq!(ago(0, 5), "5 s ago");
-        assert_eq!(ago(0, 3 * 60 + 1), "3 min ago");
-        assert_eq!(ago(0, 2 * 86400 + 3600), "2 d 1 h ago");
-        assert_eq!(ago(9, 5), "0 s ago");
+        assert_eq!(format_age(0, 5), "5 s ago");
+        assert_eq!(format_age(0, 3 * 60 + 1), "3 min ago");
+        assert_eq!(format_age(0, 2 * 86400 + 3600), "2 d 1 h ago");
+        assert_eq!(format_age(9, 5), "0 s ago");
     }
 }

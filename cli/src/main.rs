@@ -139,7 +139,7 @@ fn main() -> ExitCode {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
-        Ok(DefuseCli { command: CliCommand::Inside(args) }) => match run::inside(&args) {
+        Ok(DefuseCli { command: CliCommand::Inside(args) }) => match run::run_inside(&args) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
@@ -188,7 +188,7 @@ fn run(command: CliCommand) -> Result {
         CliCommand::Grow(args) => grow::run(&args),
         CliCommand::Dump(args) => dump::run(&args),
         CliCommand::Nvme(args) => nvme::run(&args),
-        CliCommand::Inside(args) => run::inside(&args).map(drop),
+        CliCommand::Inside(args) => run::run_inside(&args).map(drop),
         CliCommand::Keep => sandbox::keeper::run(),
         CliCommand::WatchMount(args) => unmount_watch::run(&args),
         CliCommand::List(args) => list::run(&args),

@@ -110,10 +110,10 @@ const EXAMPLES: &[(&str, &str)] = &[
 /// Writes the manual pages.
 pub fn run(args: &ManPageArgs) -> Result {
     let Some(dir) = &args.dir else {
-        return print(&main_page(&mut built())?);
+        return print(&main_page(&mut build_command())?);
     };
     make_directory(dir)?;
-    let mut command = built();
+    let mut command = build_command();
     write(dir, "defuse.1", &main_page(&mut command)?)?;
     // The program `defuse-study` writes the pages of its commands.
     let is_own = |(_, command): &(String, &Command)| !study::COMMANDS.contains(&command.get_name());
@@ -124,7 +124,7 @@ pub fn run(args: &ManPageArgs) -> Result {
             .name(name.clone())
             .after_help(Resettable::Reset)
             .after_long_help(Resettable::Reset);
-        let mut page = rendered(&Man::new(page))?;
+        let mut page = render(&Man::new(page))?;
         if subcommand.get_name() == "mount" {
             option_sections(&mut page);
         }
@@ -138,7 +138,7 @@ pub fn run(args: &ManPageArgs) -> Result {
 
 /// Prints help about a topic.
 pub fn help(args: &HelpArgs) -> Result {
-    let mut command = built();
+    let mut command = build_command();
     match args.topic.as_deref() {
         None => print(&command.render_long_help().to_string()),
         Some("options") => print(&options::help()),
@@ -166,7 +166,7 @@ pub fn main_help() -> String {
     text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
 }
 
-fn built() -> Command {
+fn build_command() -> Command {
     let mut command = DefuseCli::command();
     command.build();
     command
@@ -176,7 +176,7 @@ fn built() -> Command {
 fn main_page(command: &mut Command) -> Result<String> {
     // The exit codes have a section of their own here.
     let command = command.clone().after_help(Resettable::Reset).after_long_help(Resettable::Reset);
-    let mut page = rendered(&Man::new(command))?;
+    let mut page = render(&Man::new(command))?;
     option_sections(&mut page);
     for (title, rows) in [
         ("SIGNALS", SIGNALS),
@@ -191,7 +191,7 @@ fn main_page(command: &mut Command) -> Result<String> {
 
 /// The sections of sources and of all options for `-o`.
 fn option_sections(page: &mut String) {
-    section(page, "SOURCES", SOURCES.kinds().map(|kind| (kind.about().form, kind.about().help)));
+    section(page, "SOURCES", SOURCES.kinds().map(|kind| (kind.facts().form, kind.facts().help)));
     for (title, options) in options::parts() {
         let title = format!("OPTIONS {}", title.to_uppercase());
         let rows: Vec<_> = options.iter().map(|(form, help)| (form.clone(), *help)).collect();
@@ -202,9 +202,9 @@ fn option_sections(page: &mut String) {
     section(page, "OPTIONS OF INIT", [(names.join(", ").as_str(), help)].into_iter());
 }
 
-fn rendered(page: &Man) -> Result<String> {
+fn render(page: &Man) -> Result<String> {
     let mut text = Vec::new();
-    page.render(&mut text).map_err(CommandFailure::failed)?;
+    page.render(&mut text).map_err(CommandFailure::from_error)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_manual_has_every_section_and_option() {
-        let page = main_page(&mut built()).unwrap();
+        let page = main_page(&mut build_command()).unwrap();
         for title in
             ["SOURCES", "OPTIONS OF MEMORY:", "SIGNALS", "FILES", "EXIT STATUS", "EXAMPLES"]
         {
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn commands_within_commands_have_pages() {
-        let command = built();
+        let command = build_command();
         let names: Vec<String> =
             pages(&command, "defuse").into_iter().map(|(name, _)| name).collect();
         for expected in ["defuse-mount", "defuse-bench", "defuse-nvme-list"] {

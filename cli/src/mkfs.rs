@@ -48,10 +48,10 @@ pub fn run(args: &MkfsArgs) -> Result {
 
 /// The operations on images of the type `name`.
 fn kind(name: &str) -> Result<&'static dyn ImageOperations> {
-    let named = SOURCES.kinds().find(|kind| kind.about().name == name);
+    let named = SOURCES.kinds().find(|kind| kind.facts().name == name);
     named.and_then(|kind| kind.images()).ok_or_else(|| {
         let known = SOURCES.kinds().filter(|kind| kind.images().is_some());
-        let known: Vec<_> = known.map(|kind| kind.about().name).collect();
+        let known: Vec<_> = known.map(|kind| kind.facts().name).collect();
         CommandFailure::Usage(format!(
             "no images have the type {name:?}: known are {}",
             known.join(", ")

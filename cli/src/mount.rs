@@ -98,7 +98,8 @@ impl MountConfig {
 
     /// The mount of the configuration, with further options of the command line. A failure of a value names file, line and key.
     fn check(self, mut args: MountArgs) -> Result<CheckedMount> {
-        let wrong = |place: usize, failure: &CommandFailure| self.text.at(place, failure);
+        let wrong =
+            |place: usize, failure: &CommandFailure| self.text.locate_failure(place, failure);
         let MountConfigFile { source, mountpoint, options, profile } = self.written;
         let parsed = SOURCES.parse(source.get_ref().as_ref());
         let parsed = parsed.map_err(|error| wrong(source.span().start, &error.into()))?;
@@ -120,7 +121,7 @@ impl MountConfig {
         args.mountpoint = mountpoint.into_inner();
         let given = std::mem::take(&mut args.options);
         args.options = options.into_iter().map(Spanned::into_inner).chain(given).collect();
-        CheckedMount::of(args)
+        CheckedMount::from_args(args)
     }
 }
 
@@ -142,11 +143,11 @@ impl CheckedMount {
     fn new(args: MountArgs) -> Result<CheckedMount> {
         match args.config.clone() {
             Some(file) => MountConfig::read(&file)?.check(args),
-            None => CheckedMount::of(args),
+            None => CheckedMount::from_args(args),
         }
     }
 
-    fn of(mut args: MountArgs) -> Result<CheckedMount> {
+    fn from_args(mut args: MountArgs) -> Result<CheckedMount> {
         let source = SOURCES.parse(&args.source)?;
         let mut lists = args.options.clone();
         // A comma in it would begin another option.

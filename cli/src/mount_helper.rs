@@ -138,7 +138,7 @@ fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<HelperRequest> {
             "a source and a directory are needed, but there are {words} arguments"
         ))
     })?;
-    request.mount.source = without_program(&source);
+    request.mount.source = strip_program(&source);
     request.mount.mountpoint = mountpoint.into();
     let mut options = split(&lists)?;
     let is_remount = options.iter().any(|option| option == "remount");
@@ -147,13 +147,13 @@ fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<HelperRequest> {
     }
     match is_remount {
         true => request.remount = Some(remountable(options, sloppy)),
-        false => request.mount.options = ours(&options, sloppy),
+        false => request.mount.options = filter_own(&options, sloppy),
     }
     Ok(request)
 }
 
 /// In fstab, fuse3 has the program before the source: `defuse#memory:`.
-fn without_program(source: &OsStr) -> OsString {
+fn strip_program(source: &OsStr) -> OsString {
     let source = source.as_bytes();
     OsString::from_vec(source.strip_prefix(b"defuse#").unwrap_or(source).to_vec())
 }
@@ -195,7 +195,7 @@ fn is_ignored(name: &str) -> bool {
 }
 
 /// The options without those for mount(8).
-fn ours(all: &[String], sloppy: bool) -> Vec<String> {
+fn filter_own(all: &[String], sloppy: bool) -> Vec<String> {
     let is_ours = |option: &&String| {
         let name = name_of(option);
         !is_ignored(name) && (!sloppy || options::is_known(name))

@@ -25,7 +25,7 @@ impl DaemonIdentity {
     /// The processes of this program that have the device of a connection open, as far as this user may see them, by their
     /// start. The last one has the mount: an earlier one is about to end, and its connection had the same number. No other
     /// process can be among them than one that was given the device by the process that mounted.
-    pub fn all_of(connection: u32) -> Vec<DaemonIdentity> {
+    pub fn find_daemons(connection: u32) -> Vec<DaemonIdentity> {
         let holders = defuse_trace::processes_of(Some(connection)).remove(&connection);
         let is_ours =
             |pid: &u32| DaemonProcess::read(*pid).is_some_and(|it| it.comm.starts_with("defuse"));
@@ -112,7 +112,7 @@ pub fn places(connection: u32) -> Vec<MountLocation> {
 }
 
 /// Returns the places of `before` that are still there: a later mount can have the same number.
-pub fn remaining(connection: u32, before: &[MountLocation]) -> Vec<MountLocation> {
+pub fn find_remaining(connection: u32, before: &[MountLocation]) -> Vec<MountLocation> {
     let now = if before.is_empty() { Vec::new() } else { places(connection) };
     now.into_iter().filter(|place| before.iter().any(|earlier| earlier.is(place))).collect()
 }
@@ -138,7 +138,10 @@ mod tests {
 
     #[test]
     fn a_number_without_a_connection_has_neither_a_daemon_nor_places() {
-        assert_eq!((DaemonIdentity::all_of(u32::MAX), places(u32::MAX)), (Vec::new(), Vec::new()));
-        assert_eq!(remaining(u32::MAX, &[]), []);
+        assert_eq!(
+            (DaemonIdentity::find_daemons(u32::MAX), places(u32::MAX)),
+            (Vec::new(), Vec::new())
+        );
+        assert_eq!(find_remaining(u32::MAX, &[]), []);
     }
 }

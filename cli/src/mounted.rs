@@ -51,7 +51,7 @@ pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
     // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
     // for long.
     daemon::show_the_end();
-    let outcome = not_durable(&plan.mountpoint, session.wait());
+    let outcome = check_durable(&plan.mountpoint, session.wait());
     release(fs);
     if let Err(failure) = &outcome {
         log::error!("{failure}");
@@ -67,7 +67,7 @@ pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
 ///
 /// Fails if that is not possible, with the source.
 pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
-    fs.detached(defuse_fs::Origin::NONE).map_err(|errno| {
+    fs.detach(defuse_fs::Origin::NONE).map_err(|errno| {
         CommandFailure::Failed(format!("{source}: not all changes could be made durable: {errno}"))
     })
 }
@@ -87,7 +87,7 @@ pub fn release(fs: Arc<dyn FileSystem>) {
 }
 
 /// Fails where the file system could not make everything durable at its end.
-fn not_durable(mountpoint: &Path, ended: SessionEnd) -> Result {
+fn check_durable(mountpoint: &Path, ended: SessionEnd) -> Result {
     ended.durable.map_err(|errno| {
         CommandFailure::Failed(format!(
             "{}: unmounted, but not everything could be made durable: {errno}; look at the source for \
@@ -110,9 +110,9 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
         false => fs,
     };
     // From here on a signal must not leave a mount behind.
-    let caught = signals::catch().map_err(CommandFailure::failed)?;
+    let caught = signals::catch().map_err(CommandFailure::from_error)?;
     let at = plan.mountpoint.clone();
-    namespaces.at_home(move || umount::clear_dead(&at))??;
+    namespaces.run_at_home(move || umount::clear_dead(&at))??;
     let mut options = plan.settings.mount.clone();
     if fs.caps().read_only && !options.ro {
         let source = plan.source.text();
@@ -132,9 +132,9 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let delays_changes = fs.caps().delays_changes && !options.ro;
     options.syncfs.get_or_insert(delays_changes);
     let at = plan.mountpoint.clone();
-    let mounted = namespaces.at_home(move || mount::mount(&at, &options))?;
-    let mounted = mounted.map_err(CommandFailure::failed)?;
-    notes.extend(unsynced(&mounted.syncfs, delays_changes));
+    let mounted = namespaces.run_at_home(move || mount::mount(&at, &options))?;
+    let mounted = mounted.map_err(CommandFailure::from_error)?;
+    notes.extend(explain_unsynced(&mounted.syncfs, delays_changes));
     // Others than root unmount with a set-user-id program.
     let by_helper = matches!(mounted.how, MountMethod::Helper(_));
     let sandboxed = plan.settings.sandbox != SandboxExtent::None && !by_helper;
@@ -146,7 +146,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let offered = (Arc::clone(&fs), writable);
     let (session, companions) = serve(plan, offered, (mounted, &namespaces), caught)?;
     if companions.registered.is_none() {
-        let why = namespaces.at_home(registry::made_dir)?.err();
+        let why = namespaces.run_at_home(registry::ensure_dir)?.err();
         let why = why.map_or("see the log".to_owned(), |failure| failure.to_string());
         notes.push(format!(
             "the mount is not registered: `defuse list` and `defuse stat` know less about it, and only its user and \
@@ -164,7 +164,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     }
     if sandboxed {
         let needs = needs(&plan.source);
-        let rings = needs.rings || session.negotiated().uses(FUSE_OVER_IO_URING);
+        let rings = needs.rings || session.negotiated_init().uses(FUSE_OVER_IO_URING);
         let unmounts = companions.keeper.is_none();
         sandbox::filter(FilterNeeds { unmounts, rings, ..needs });
     }
@@ -172,7 +172,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
 }
 
 /// The note about a mount whose file system sync(2) does not reach.
-fn unsynced(syncfs: &SyncFs, delays_changes: bool) -> Option<String> {
+fn explain_unsynced(syncfs: &SyncFs, delays_changes: bool) -> Option<String> {
     let reason = match syncfs {
         SyncFs::Impossible { step, errno } => format!("{step}: {errno}"),
         SyncFs::Reached | SyncFs::NotWanted => return None,
@@ -199,7 +199,7 @@ fn namespaces(plan: &CheckedMount) -> Result<DaemonNamespaces> {
         return Ok(DaemonNamespaces::stay());
     }
     let namespaces = DaemonNamespaces::leave(&[&plan.source], *sandbox, !mount.nodev)?;
-    if mount.auto_unmount { namespaces.watched() } else { Ok(namespaces) }
+    if mount.auto_unmount { namespaces.start_keeper() } else { Ok(namespaces) }
 }
 
 /// Starts the process that unmounts what fusermount3 may not look at.
@@ -214,7 +214,7 @@ fn start_watch(mountpoint: &Path) -> Result<UnmountWatch> {
 
 /// The system calls that serving `source` needs.
 pub fn needs(source: &ParsedSource) -> FilterNeeds {
-    let about = source.kind.about();
+    let about = source.kind.facts();
     let handles = source.directory().is_some();
     FilterNeeds { handles, rings: about.rings, network: about.network, unmounts: false }
 }
@@ -236,14 +236,14 @@ fn serve(
     namespaces.adapt(&mut options);
     let prepared = MountRegistration::prepare(plan, (&mountpoint, fstype), namespaces);
     let started = prepared.and_then(|registration| {
-        let session = Session::start(device, fs, &options).map_err(CommandFailure::failed)?;
+        let session = Session::start(device, fs, &options).map_err(CommandFailure::from_error)?;
         Ok((registration, session))
     });
     let (registration, session) = started.inspect_err(|_| {
         // The mount has no session.
-        let _ = namespaces.at_home(move || mount::unmount(&mountpoint, true));
+        let _ = namespaces.run_at_home(move || mount::unmount(&mountpoint, true));
     })?;
-    for decision in &session.negotiated().decisions {
+    for decision in &session.negotiated_init().decisions {
         log::debug!("INIT: {decision}");
     }
     let writable = (writable, can_only_be_read);
@@ -280,7 +280,7 @@ impl MountRegistration {
             });
             MountRegistration { mountpoint, connection, entry, abort, keeper: None }
         };
-        let found = namespaces.at_home(find)?;
+        let found = namespaces.run_at_home(find)?;
         let auto_unmount = plan.settings.mount.auto_unmount;
         let mut task = KeeperTask::default()
             .unmount(&found.mountpoint, found.connection)
@@ -295,7 +295,7 @@ impl MountRegistration {
 
 fn entry(plan: &CheckedMount, mountpoint: &Path) -> RegistryEntry {
     let source = plan.source.text().to_string_lossy().into_owned();
-    let mut entry = RegistryEntry::of_this_process(0, source, mountpoint);
+    let mut entry = RegistryEntry::for_this_process(0, source, mountpoint);
     entry.options = plan.lists.clone();
     entry
 }
@@ -328,10 +328,11 @@ impl MountCompanions {
             let found = registry::write(&entry);
             Some((listener, found.map_err(|failure| log::warn!("{failure}")).ok()))
         };
-        let registered = namespaces.at_home(register).map_err(|failure| log::warn!("{failure}"));
+        let registered =
+            namespaces.run_at_home(register).map_err(|failure| log::warn!("{failure}"));
         let (listener, registered) = registered.ok().flatten().unwrap_or_default();
         if let Some(listener) = listener
-            && let Err(error) = control::serve(listener, control::of_session(session, writable))
+            && let Err(error) = control::serve(listener, control::for_session(session, writable))
         {
             log::warn!("the control socket does not answer: {error}");
         }
@@ -343,7 +344,7 @@ impl MountCompanions {
             connection,
             abort,
             keeper: keeper.clone(),
-            caches_writes: session.negotiated().uses(FUSE_WRITEBACK_CACHE),
+            caches_writes: session.negotiated_init().uses(FUSE_WRITEBACK_CACHE),
             statistics: session.statistics(),
         };
         if let Err(error) = signals::serve(caught, target) {
@@ -472,7 +473,7 @@ mod tests {
             let session =
                 Session::start(mounted.device, fault, &SessionOptions::default()).unwrap();
             mount::unmount(dir.path(), false).unwrap();
-            let outcome = not_durable(dir.path(), session.wait());
+            let outcome = check_durable(dir.path(), session.wait());
             assert_eq!(outcome.as_ref().err().map(CommandFailure::code), code);
             let text = outcome.err().map_or(String::new(), |failure| failure.to_string());
             assert_eq!(text.contains(dir.path().to_str().unwrap()), code.is_some(), "{text}");

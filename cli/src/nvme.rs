@@ -134,8 +134,8 @@ pub fn run(args: &NvmeArgs) -> Result {
     let host = SysfsHost::with_root(&args.root);
     match &args.command {
         NvmeCommand::List(json) => list(&host, json),
-        NvmeCommand::Bind(args) => host.bind(&args.address).map_err(CommandFailure::failed),
-        NvmeCommand::Unbind(args) => host.unbind(&args.address).map_err(CommandFailure::failed),
+        NvmeCommand::Bind(args) => host.bind(&args.address).map_err(CommandFailure::from_error),
+        NvmeCommand::Unbind(args) => host.unbind(&args.address).map_err(CommandFailure::from_error),
         NvmeCommand::Identify(args) => identify(&open(&host, &args.which, args.namespace)?, args),
         NvmeCommand::Smart(args) => smart(&open(&host, &args.which, args.namespace)?, args),
         NvmeCommand::Compare(args) => compare(&host, args),
@@ -181,8 +181,8 @@ fn list(host: &SysfsHost, args: &JsonArgs) -> Result {
 
 fn open(host: &SysfsHost, which: &AddressArgs, namespace: u32) -> Result<NvmeDevice> {
     let options = NvmeOptions { namespace, ..NvmeOptions::default() };
-    let vfio = VfioController::open(host, &which.address).map_err(CommandFailure::failed)?;
-    NvmeDevice::open(vfio, &options).map_err(CommandFailure::failed)
+    let vfio = VfioController::open(host, &which.address).map_err(CommandFailure::from_error)?;
+    NvmeDevice::open(vfio, &options).map_err(CommandFailure::from_error)
 }
 
 fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
@@ -204,7 +204,7 @@ fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
         if len == 0 {
             return Ok(());
         }
-        if !disk.compare(block, &part).map_err(CommandFailure::failed)? {
+        if !disk.compare(block, &part).map_err(CommandFailure::from_error)? {
             let end = block + (len / size) as u64;
             let why = format!("the blocks from {block} to before {end} differ from {path}");
             return Err(CommandFailure::Failed(why));
@@ -235,8 +235,8 @@ fn identify(disk: &NvmeDevice, args: &ControllerArgs) -> Result {
 }
 
 fn smart(disk: &NvmeDevice, args: &ControllerArgs) -> Result {
-    let smart = disk.smart().map_err(CommandFailure::failed)?;
-    let errors = disk.errors().map_err(CommandFailure::failed)?;
+    let smart = disk.smart().map_err(CommandFailure::from_error)?;
+    let errors = disk.errors().map_err(CommandFailure::from_error)?;
     let bytes = |units: u128| units.saturating_mul(512_000).to_string();
     let rows = [
         ("critical_warning", format!("{:#x}", smart.critical_warning)),
@@ -261,16 +261,16 @@ fn bench(host: &SysfsHost, args: &NvmeBenchArgs) -> Result {
     let reads = RandomReadTest { depth: args.depth, time: Duration::from_secs_f64(args.seconds) };
     let mut rows = Vec::new();
     if args.driver {
-        rows.push(of_driver(&reads)?);
+        rows.push(measure_driver(&reads)?);
     }
     if let Some(address) = &args.address {
-        let vfio = VfioController::open(host, address).map_err(CommandFailure::failed)?;
+        let vfio = VfioController::open(host, address).map_err(CommandFailure::from_error)?;
         let disk =
-            NvmeDevice::open(vfio, &NvmeOptions::default()).map_err(CommandFailure::failed)?;
-        rows.push(measured(&reads, &disk)?);
+            NvmeDevice::open(vfio, &NvmeOptions::default()).map_err(CommandFailure::from_error)?;
+        rows.push(measure_device(&reads, &disk)?);
     }
     for path in &args.file {
-        rows.push(of_file(&reads, path)?);
+        rows.push(measure_file(&reads, path)?);
     }
     if rows.is_empty() {
         return Err(CommandFailure::usage(
@@ -289,21 +289,21 @@ fn bench(host: &SysfsHost, args: &NvmeBenchArgs) -> Result {
 }
 
 /// The cost of the driver alone: the controller answers at once and moves no data.
-fn of_driver(reads: &RandomReadTest) -> Result<DeviceMeasurement> {
-    let model =
-        ControllerModel::new(&RamDevice::new(4096, 1 << 16), 1).map_err(CommandFailure::failed)?;
+fn measure_driver(reads: &RandomReadTest) -> Result<DeviceMeasurement> {
+    let model = ControllerModel::new(&RamDevice::new(4096, 1 << 16), 1)
+        .map_err(CommandFailure::from_error)?;
     let disk = NvmeDevice::open(InstantController::new(model), &NvmeOptions::default())
-        .map_err(CommandFailure::failed)?;
-    let cost = reads.run(&disk).map_err(CommandFailure::failed)?;
+        .map_err(CommandFailure::from_error)?;
+    let cost = reads.run(&disk).map_err(CommandFailure::from_error)?;
     Ok(row("the driver, on a controller that answers at once", cost))
 }
 
-fn of_file(reads: &RandomReadTest, path: &Path) -> Result<DeviceMeasurement> {
-    let file = FileDevice::open(path, DeviceAccess::Read).map_err(CommandFailure::failed)?;
-    measured(reads, &file)
+fn measure_file(reads: &RandomReadTest, path: &Path) -> Result<DeviceMeasurement> {
+    let file = FileDevice::open(path, DeviceAccess::Read).map_err(CommandFailure::from_error)?;
+    measure_device(reads, &file)
 }
 
-fn measured(reads: &RandomReadTest, device: &dyn BlockDevice) -> Result<DeviceMeasurement> {
+fn measure_device(reads: &RandomReadTest, device: &dyn BlockDevice) -> Result<DeviceMeasurement> {
     let cost = reads.run(device).map_err(|errno| {
         let why = device.shortage().unwrap_or_else(|| errno.to_string());
         CommandFailure::Failed(format!("{} cannot be read: {why}", device.properties().name))
@@ -332,6 +332,6 @@ fn pairs(rows: &[(&str, String)], as_json: bool) -> Result {
 }
 
 fn json(value: &impl Serialize) -> Result {
-    let text = serde_json::to_string_pretty(value).map_err(CommandFailure::failed)?;
+    let text = serde_json::to_string_pretty(value).map_err(CommandFailure::from_error)?;
     print(&format!("{text}\n"))
 }

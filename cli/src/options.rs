@@ -133,7 +133,7 @@ fn must_check(mount: &MountOptions) -> bool {
 /// The source for `/proc/mounts`. The kernel accepts up to 255 bytes.
 fn fsname(source: &ParsedSource) -> String {
     let text = source.text().to_string_lossy().into_owned();
-    if text.len() < 256 { text } else { source.kind.about().name.to_owned() }
+    if text.len() < 256 { text } else { source.kind.facts().name.to_owned() }
 }
 
 fn apply(settings: &mut OptionSettings, kind: &dyn SourceKind, option: &str) -> Result {
@@ -151,13 +151,13 @@ fn apply(settings: &mut OptionSettings, kind: &dyn SourceKind, option: &str) -> 
         return Ok(());
     }
     if let Some(owner) = SOURCES.kinds().find(|kind| has_option(*kind, name)) {
-        let (owner, kind) = (owner.about().name, kind.about().name);
+        let (owner, kind) = (owner.facts().name, kind.facts().name);
         return Err(CommandFailure::Usage(format!(
             "option {name} is for sources of type {owner}, not {kind}: remove it"
         )));
     }
     let Some((_, bit)) = capability_options().into_iter().find(|(option, _)| option == name) else {
-        return Err(unknown(name));
+        return Err(unknown_option_error(name));
     };
     if value.is_some() {
         return Err(CommandFailure::Usage(format!(
@@ -182,7 +182,7 @@ pub fn capability_options() -> Vec<(String, u64)> {
     decisions.iter().map(|decision| (option(decision.name), decision.bit)).collect()
 }
 
-fn unknown(name: &str) -> CommandFailure {
+fn unknown_option_error(name: &str) -> CommandFailure {
     let capabilities = capability_options();
     let capabilities = capabilities.iter().map(|(name, _)| name.as_str());
     let of_kinds = SOURCES.kinds().flat_map(|kind| kind.options()).map(|option| option.name);
@@ -224,7 +224,7 @@ pub fn parts() -> Vec<OptionPart> {
     ];
     for kind in SOURCES.kinds() {
         let lines = kind.options().into_iter().map(|option| (option.form, option.help)).collect();
-        parts.push((format!("of {}", kind.about().form), lines));
+        parts.push((format!("of {}", kind.facts().form), lines));
     }
     parts
 }
@@ -253,18 +253,18 @@ mod tests {
     use defuse_fuse::mount::mount_option_names;
     use std::time::Duration;
 
-    fn of(profile: OptionProfile, kind: &str, list: &str) -> Result<OptionSettings> {
+    fn parse_list(profile: OptionProfile, kind: &str, list: &str) -> Result<OptionSettings> {
         let rest = if kind == "memory" { "" } else { "x" };
         let source = SOURCES.parse(format!("{kind}:{rest}").as_ref()).unwrap();
         parse(profile, &source, &[list.to_owned()])
     }
 
-    fn ok(backend: &str, list: &str) -> OptionSettings {
-        of(OptionProfile::Default, backend, list).unwrap()
+    fn expect_parsed(backend: &str, list: &str) -> OptionSettings {
+        parse_list(OptionProfile::Default, backend, list).unwrap()
     }
 
     fn error(backend: &str, list: &str) -> String {
-        let failure = of(OptionProfile::Default, backend, list).unwrap_err();
+        let failure = parse_list(OptionProfile::Default, backend, list).unwrap_err();
         assert_eq!(failure.code(), 2);
         failure.to_string()
     }
@@ -281,7 +281,7 @@ mod tests {
             names.sort_unstable();
             let before = names.len();
             names.dedup();
-            assert_eq!(names.len(), before, "{}", kind.about().name);
+            assert_eq!(names.len(), before, "{}", kind.facts().name);
         }
         for option in OPTIONS {
             assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);
@@ -290,15 +290,17 @@ mod tests {
 
     #[test]
     fn values_reach_their_settings() {
-        let set =
-            ok("passthrough", "ro,max_write=64K,workers=3,attr_timeout=0.5,handles=off,fd_cache=9");
+        let set = expect_parsed(
+            "passthrough",
+            "ro,max_write=64K,workers=3,attr_timeout=0.5,handles=off,fd_cache=9",
+        );
         assert!(set.mount.ro);
         assert_eq!((set.session.max_write, set.session.workers), (65536, Some(3)));
         assert_eq!(set.session.attr_timeout, Some(Duration::from_millis(500)));
         assert_eq!(set.session.entry_timeout, None);
         assert!(set.source.read_only);
         assert_eq!(set.source.options, ["handles=off", "fd_cache=9"]);
-        let set = ok("memory", "size=1G,noatime,uid=5,timeout=2");
+        let set = expect_parsed("memory", "size=1G,noatime,uid=5,timeout=2");
         assert_eq!(set.source.options, ["size=1G", "uid=5"]);
         assert!(set.source.frontend.noatime);
         assert_eq!(set.session.negative_timeout, Some(Duration::from_secs(2)));
@@ -314,14 +316,14 @@ mod tests {
             ("workers=3,workers=merged", ThreadPolicy::Merged, None),
             ("workers=merged,workers=3", ThreadPolicy::Adaptive, Some(3)),
         ] {
-            let session = ok("passthrough", list).session;
+            let session = expect_parsed("passthrough", list).session;
             assert_eq!((session.policy, session.workers), (policy, workers), "{list}");
         }
     }
 
     #[test]
     fn an_option_for_several_parts_reaches_all_of_them() {
-        let set = ok("passthrough", "writeback,locks=filesystem");
+        let set = expect_parsed("passthrough", "writeback,locks=filesystem");
         assert!(set.session.writeback && set.source.frontend.writeback);
         assert!(set.session.forward_locks && set.source.frontend.locks == LockPlace::FileSystem);
         for (options, checked) in [
@@ -330,7 +332,7 @@ mod tests {
             ("allow_other,no_default_permissions", false),
             ("ro", !rustix::process::geteuid().is_root()),
         ] {
-            let set = ok("passthrough", options);
+            let set = expect_parsed("passthrough", options);
             assert_eq!(set.session.default_permissions, checked, "{options}");
             assert_eq!(set.mount.default_permissions, checked, "{options}");
         }
@@ -338,7 +340,7 @@ mod tests {
 
     #[test]
     fn options_override_their_profile() {
-        let with = |profile, list| of(profile, "passthrough", list).unwrap();
+        let with = |profile, list| parse_list(profile, "passthrough", list).unwrap();
         let opt = with(OptionProfile::Opt, "");
         let frontend = &opt.source.frontend;
         assert!(opt.session.writeback && frontend.writeback && frontend.stackfs);
@@ -380,7 +382,7 @@ mod tests {
 
     #[test]
     fn capabilities_are_switched_off_by_their_name() {
-        let set = ok("memory", "no_handle_killpriv_v2,no_max_pages");
+        let set = expect_parsed("memory", "no_handle_killpriv_v2,no_max_pages");
         assert_eq!(
             set.session.disabled,
             defuse_fuse::abi::FUSE_HANDLE_KILLPRIV_V2 | defuse_fuse::abi::FUSE_MAX_PAGES
@@ -391,7 +393,7 @@ mod tests {
     fn commas_may_be_escaped() {
         assert_eq!(split(r"a,b=c\,d,,e\\f"), ["a", "b=c,d", r"e\f"]);
         assert_eq!(split(&escape(r"a,b\c")), [r"a,b\c"]);
-        assert_eq!(ok("memory", r"fsname=a\,b").mount.fsname, "a,b");
+        assert_eq!(expect_parsed("memory", r"fsname=a\,b").mount.fsname, "a,b");
     }
 
     #[test]

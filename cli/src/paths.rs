@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-pub use defuse_preload_plan::trusted_directory::{find_trusted, private};
+pub use defuse_preload_plan::trusted_directory::{find_private, find_trusted};
 use defuse_socket::name;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -18,7 +18,7 @@ pub fn text(connection: &FuseConnection, snapshot: &StatsSnapshot) -> String {
     let common = format!(
         "connection=\"{}\",mount=\"{}\"",
         connection.id,
-        escaped(&mount.unwrap_or_default())
+        escape_label(&mount.unwrap_or_default())
     );
     let mut text = requests(&common, snapshot);
     figures(&mut text, &[(common.clone(), &snapshot.figures)]);
@@ -27,13 +27,13 @@ pub fn text(connection: &FuseConnection, snapshot: &StatsSnapshot) -> String {
 }
 
 /// The statistics of the server at `socket`.
-pub fn of_server(socket: &str, served: &ServerMeasurements) -> String {
-    let common = format!("socket=\"{}\"", escaped(socket));
+pub fn render_server(socket: &str, served: &ServerMeasurements) -> String {
+    let common = format!("socket=\"{}\"", escape_label(socket));
     let mut text = requests(&common, &served.snapshot);
     let mut all = vec![(common.clone(), &*served.snapshot.figures)];
     let mut all_notes = vec![(common.clone(), &*served.snapshot.notes)];
     for DeviceFigures { device, figures, notes, .. } in &served.devices {
-        let labels = format!("{common},device=\"{}\"", escaped(&device.path));
+        let labels = format!("{common},device=\"{}\"", escape_label(&device.path));
         all.push((labels.clone(), figures));
         all_notes.push((labels, notes));
     }
@@ -154,7 +154,7 @@ fn notes(text: &mut String, all: &[(String, &[String])]) {
     head(text, name, "gauge", "A note about the file system; see docs/statistics.md.");
     for (labels, notes) in all {
         for note in *notes {
-            let _ = writeln!(text, "{name}{{{labels},note=\"{}\"}} 1", escaped(note));
+            let _ = writeln!(text, "{name}{{{labels},note=\"{}\"}} 1", escape_label(note));
         }
     }
 }
@@ -198,7 +198,7 @@ fn seconds(ns: u64) -> String {
 }
 
 /// Escapes backslash, quotation mark and newline in the value of a label.
-fn escaped(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -241,7 +241,7 @@ mod tests {
     }
 
     /// A line: name, labels, value. Checks the grammar on the way.
-    fn parsed(line: &str) -> (String, BTreeMap<String, String>, f64) {
+    fn parse_line(line: &str) -> (String, BTreeMap<String, String>, f64) {
         let (name, rest) = line.split_once('{').unwrap();
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         assert!(name.chars().all(is_name) && !name.starts_with(|c: char| c.is_ascii_digit()));
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn the_text_follows_the_exposition_format() {
         assert_eq!(histograms(&example()), 2);
-        assert_eq!(histograms(&of_server("/run/a \"b\"", &served::tests::example())), 1);
+        assert_eq!(histograms(&render_server("/run/a \"b\"", &served::tests::example())), 1);
     }
 
     /// Checks the format, and returns the number of histograms.
@@ -296,7 +296,7 @@ mod tests {
             if line.starts_with("# HELP ") {
                 continue;
             }
-            let (name, mut labels, value) = parsed(line);
+            let (name, mut labels, value) = parse_line(line);
             assert!(seen.insert((name.clone(), labels.clone())), "{line} twice");
             let family = ["_bucket", "_sum", "_count"].iter().find_map(|e| name.strip_suffix(e));
             let family = family.filter(|f| kinds.contains_key(*f)).unwrap_or(&name);
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn clients_and_devices_are_told_apart_by_labels() {
-        let text = of_server("/run/s", &served::tests::example());
+        let text = render_server("/run/s", &served::tests::example());
         for line in [
             r#"defuse_fs_groups_total{socket="/run/s",device="/fast"} 12"#,
             r#"defuse_fs_groups_total{socket="/run/s",device="/a \"b\""} 3"#,

@@ -76,7 +76,7 @@ pub struct RegisteredMount {
 
 impl RegistryEntry {
     /// The entry of this process.
-    pub fn of_this_process(connection: u32, source: String, mountpoint: &Path) -> RegistryEntry {
+    pub fn for_this_process(connection: u32, source: String, mountpoint: &Path) -> RegistryEntry {
         let pid = std::process::id();
         RegistryEntry {
             connection,
@@ -213,11 +213,11 @@ fn parse_start(stat: &str) -> Option<u64> {
 
 /// The path for the entry of a connection of this user. Creates the directory.
 pub fn place(connection: u32) -> Result<PathBuf> {
-    Ok(made_dir()?.join(format!("{connection}.json")))
+    Ok(ensure_dir()?.join(format!("{connection}.json")))
 }
 
 /// The directory in which processes of this user register. Creates it if needed.
-pub fn made_dir() -> Result<PathBuf> {
+pub fn ensure_dir() -> Result<PathBuf> {
     let dir = own_dir()?;
     make_dir(&dir)?;
     Ok(dir)
@@ -253,7 +253,7 @@ pub fn files() -> Vec<PathBuf> {
 }
 
 /// All entries visible to this user, by mount point. Removes stale ones.
-pub fn all() -> Vec<RegisteredMount> {
+pub fn list_all() -> Vec<RegisteredMount> {
     let files = files().into_iter().filter(|path| is_entry(path));
     let entries: Vec<(RegistryEntry, PathBuf)> =
         files.filter_map(|file| Some((read(&file)?, file))).collect();
@@ -272,8 +272,8 @@ pub fn all() -> Vec<RegisteredMount> {
 }
 
 /// The entry whose mount is, or was last, at `path`; the topmost of several.
-pub fn of_mountpoint(path: &Path) -> Option<RegisteredMount> {
-    let mut all = all();
+pub fn find_by_mountpoint(path: &Path) -> Option<RegisteredMount> {
+    let mut all = list_all();
     let mounts = fuse_mounts().unwrap_or_default();
     let top = mounts.iter().rfind(|mount| mount.mount_point == path);
     let text = path.to_string_lossy();
@@ -311,14 +311,14 @@ fn read(file: &Path) -> Option<RegistryEntry> {
 /// The directory in which daemons of this user register.
 fn own_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()) {
-        return named_dir(Path::new(&dir));
+        return find_named_dir(Path::new(&dir));
     }
     let uid = rustix::process::geteuid();
     if uid.is_root() {
         return Ok(SYSTEM_DIR.into());
     }
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    private_dir(uid.as_raw(), variable("XDG_RUNTIME_DIR"), variable("HOME")).ok_or_else(|| {
+    choose_private_dir(uid.as_raw(), variable("XDG_RUNTIME_DIR"), variable("HOME")).ok_or_else(|| {
         CommandFailure::Failed(format!(
             "no directory belongs to this user alone, to register mounts in: set XDG_RUNTIME_DIR or \
              {DIR_VARIABLE} to one"
@@ -328,7 +328,7 @@ fn own_dir() -> Result<PathBuf> {
 
 /// The directory of [`DIR_VARIABLE`], which may not exist yet. After su(1) or `sudo -E` it belongs to another user:
 /// files and sockets would be created and removed in a directory that the other user can exchange for a link.
-fn named_dir(dir: &Path) -> Result<PathBuf> {
+fn find_named_dir(dir: &Path) -> Result<PathBuf> {
     let failed = |error: std::io::Error| {
         CommandFailure::Failed(format!(
             "{DIR_VARIABLE} names {}, which is not safe: {error}; unset it, or name a directory of this user",
@@ -351,9 +351,13 @@ fn named_dir(dir: &Path) -> Result<PathBuf> {
 
 /// A directory in `runtime`, in the usual place of a runtime directory, or in `home`. Never in a place
 /// such as /tmp, where another user could create it first, nor below a directory that another user could exchange.
-fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+fn choose_private_dir(
+    uid: u32,
+    runtime: Option<PathBuf>,
+    home: Option<PathBuf>,
+) -> Option<PathBuf> {
     let own = |dir: PathBuf| {
-        let dir = dir.is_absolute().then(|| paths::private(&dir).ok())??;
+        let dir = dir.is_absolute().then(|| paths::find_private(&dir).ok())??;
         dir.metadata().is_ok_and(|data| data.uid() == uid).then_some(dir)
     };
     let usual = PathBuf::from(format!("/run/user/{uid}"));
@@ -401,7 +405,7 @@ mod tests {
 
     #[test]
     fn an_entry_is_valid_while_its_process_and_its_mount_exist() {
-        let mut entry = RegistryEntry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        let mut entry = RegistryEntry::for_this_process(7, "memory:".into(), Path::new("/m"));
         entry.fstype = "fuse.defuse".into();
         let line = b"1 2 0:7 / /elsewhere rw - fuse.defuse memory: rw\n";
         let mounts = defuse_fuse::mount::parse_mountinfo(line);
@@ -421,7 +425,7 @@ mod tests {
     #[test]
     fn the_command_that_unmounts_reports_the_failure_once() {
         let place = tempfile::tempdir().unwrap();
-        let entry = RegistryEntry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        let entry = RegistryEntry::for_this_process(7, "memory:".into(), Path::new("/m"));
         let file = place.path().join("7.json");
         let found =
             RegisteredMount { entry, state: RegistrationState::Serving, file, mounted: None };
@@ -453,20 +457,20 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().canonicalize().unwrap();
         let put_at = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
-        assert_eq!(named_dir(&dir.join("new/one")).unwrap(), dir.join("new/one"));
-        assert_eq!(named_dir(&dir).unwrap(), dir);
+        assert_eq!(find_named_dir(&dir.join("new/one")).unwrap(), dir.join("new/one"));
+        assert_eq!(find_named_dir(&dir).unwrap(), dir);
         for mode in [0o777, 0o1777] {
             put_at(mode);
-            let error = named_dir(&dir).unwrap_err().to_string();
+            let error = find_named_dir(&dir).unwrap_err().to_string();
             assert!(error.contains(DIR_VARIABLE) && error.contains("unset it"), "{error}");
         }
-        assert!(named_dir(&dir.join("new")).is_ok(), "nobody else can remove it from there");
+        assert!(find_named_dir(&dir.join("new")).is_ok(), "nobody else can remove it from there");
         put_at(0o777);
-        assert!(named_dir(&dir.join("new")).is_err());
+        assert!(find_named_dir(&dir.join("new")).is_err());
         put_at(0o700);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&dir, Some(12345), None).unwrap();
-            assert!(named_dir(&dir).is_err() && named_dir(&dir.join("new")).is_err());
+            assert!(find_named_dir(&dir).is_err() && find_named_dir(&dir.join("new")).is_err());
         }
     }
 
@@ -480,25 +484,29 @@ mod tests {
         let (nobody, open) = (u32::MAX - 1, PathBuf::from("/tmp"));
         let home = || Some(dir.clone());
         put_at(0o700);
-        assert_eq!(private_dir(uid, home(), None), Some(dir.join("defuse")));
-        assert_eq!(private_dir(nobody, home(), home()), None, "of another user");
-        assert_eq!(private_dir(nobody, Some(open.clone()), Some(open)), None, "of everyone");
+        assert_eq!(choose_private_dir(uid, home(), None), Some(dir.join("defuse")));
+        assert_eq!(choose_private_dir(nobody, home(), home()), None, "of another user");
+        assert_eq!(choose_private_dir(nobody, Some(open.clone()), Some(open)), None, "of everyone");
         if !Path::new(&format!("/run/user/{uid}")).exists() {
             let state = dir.join(".local/state/defuse");
-            assert_eq!(private_dir(uid, None, home()), Some(state.clone()));
+            assert_eq!(choose_private_dir(uid, None, home()), Some(state.clone()));
             make_dir(&state).unwrap();
             assert_eq!(fs::metadata(&state).unwrap().mode() & 0o777, 0o700);
         }
         put_at(0o777);
-        assert_ne!(private_dir(uid, home(), None), Some(dir.join("defuse")), "others may write");
+        assert_ne!(
+            choose_private_dir(uid, home(), None),
+            Some(dir.join("defuse")),
+            "others may write"
+        );
         let inner = dir.join("inner");
         fs::create_dir(&inner).unwrap();
         fs::set_permissions(&inner, fs::Permissions::from_mode(0o700)).unwrap();
         assert_ne!(
-            private_dir(uid, Some(inner.clone()), None),
+            choose_private_dir(uid, Some(inner.clone()), None),
             Some(inner.join("defuse")),
             "others may exchange it"
         );
-        assert_eq!(private_dir(uid, Some("relative".into()), Some("".into())), None);
+        assert_eq!(choose_private_dir(uid, Some("relative".into()), Some("".into())), None);
     }
 }

@@ -71,7 +71,7 @@ pub fn is_flag(name: &str) -> bool {
 pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     let path = resolve(mountpoint);
     let shown = path.display();
-    let found = registry::of_mountpoint(&path);
+    let found = registry::find_by_mountpoint(&path);
     let Some(mount) =
         umount::mount_at(&path).filter(|mount| found.is_some() || umount::is_ours(mount))
     else {
@@ -81,10 +81,10 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     };
     let known = found.as_ref().map(|found| found.entry.options.as_slice()).unwrap_or_default();
     let before = flags_of(&mount);
-    let after = changed(before, wanted, known)?;
+    let after = change_flags(before, wanted, known)?;
     let named = mount.source.to_string_lossy();
     let source = found.as_ref().map_or(&*named, |found| &found.entry.source);
-    let after = after | denied_by_source(source, before - after);
+    let after = after | find_denied(source, before - after);
     if fake {
         return Ok(());
     }
@@ -118,7 +118,7 @@ pub fn flags_of_mount(list: &str) -> MountFlags {
 }
 
 /// The flags after `wanted`. `known` has the options that the mount was made with.
-fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<MountFlags> {
+fn change_flags(before: MountFlags, wanted: &[String], known: &[String]) -> Result<MountFlags> {
     let known: Vec<String> = known.iter().flat_map(|list| options::split(list)).collect();
     let mut flags = before;
     for option in wanted {
@@ -144,7 +144,7 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
 }
 
 /// The flags of `cleared` that the source does not allow to clear.
-fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
+fn find_denied(source: &str, cleared: MountFlags) -> MountFlags {
     if !cleared.contains(MountFlags::NOEXEC) {
         return MountFlags::empty();
     }
@@ -162,28 +162,28 @@ fn denied_by_source(source: &str, cleared: MountFlags) -> MountFlags {
 mod tests {
     use super::*;
 
-    fn after(before: MountFlags, wanted: &str) -> Result<MountFlags> {
-        changed(before, &options::split(wanted), &["size=1M,workers=3".to_owned()])
+    fn change_listed(before: MountFlags, wanted: &str) -> Result<MountFlags> {
+        change_flags(before, &options::split(wanted), &["size=1M,workers=3".to_owned()])
     }
 
     #[test]
     fn flags_without_an_option_are_kept() {
         let before = MountFlags::NOSUID | MountFlags::RELATIME;
-        let flags = after(before, "remount,ro,noexec").unwrap();
+        let flags = change_listed(before, "remount,ro,noexec").unwrap();
         assert_eq!(flags, before | MountFlags::RDONLY | MountFlags::NOEXEC);
-        assert_eq!(after(flags, "rw,exec"), Ok(before));
-        assert_eq!(after(before, "noatime"), Ok(MountFlags::NOSUID | MountFlags::NOATIME));
+        assert_eq!(change_listed(flags, "rw,exec"), Ok(before));
+        assert_eq!(change_listed(before, "noatime"), Ok(MountFlags::NOSUID | MountFlags::NOATIME));
     }
 
     #[test]
     fn options_that_mount_8_repeats_change_nothing() {
         let list = "rw,nosuid,user_id=0,group_id=0,allow_other,size=1M,workers=3,remount";
-        assert_eq!(after(MountFlags::NOSUID, list), Ok(MountFlags::NOSUID));
+        assert_eq!(change_listed(MountFlags::NOSUID, list), Ok(MountFlags::NOSUID));
     }
 
     #[test]
     fn what_cannot_change_is_refused() {
-        let refused = |before, list| after(before, list).unwrap_err().to_string();
+        let refused = |before, list| change_listed(before, list).unwrap_err().to_string();
         assert!(refused(MountFlags::empty(), "workers=4").contains("mount it again"));
         assert!(refused(MountFlags::NOSUID, "suid").contains("-o suid"));
         assert!(refused(MountFlags::NODEV, "dev").contains("-o dev"));

@@ -79,7 +79,7 @@ pub enum OnDeath {
 
 fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
     let names: Vec<_> = ForkPolicy::NAMES.iter().map(|(name, _)| *name).collect();
-    ForkPolicy::named(text).ok_or_else(|| format!("known are {}", names.join(", ")))
+    ForkPolicy::from_name(text).ok_or_else(|| format!("known are {}", names.join(", ")))
 }
 
 /// Runs the program. Returns its exit code, or as shells do: 128 plus the signal that ended it, 127 for an
@@ -94,7 +94,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let limits = OwnLimits::raise();
     show_warnings();
     let servers = mounts::serve(&mut mounts)?;
-    if let Some(warning) = limits.of_address_space().filter(|_| !servers.sockets.is_empty()) {
+    if let Some(warning) = limits.warn_of_address_space().filter(|_| !servers.sockets.is_empty()) {
         warn(&warning);
     }
     let all = args.dispatch;
@@ -108,18 +108,18 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         library: library.into_os_string().into_vec(),
         mounts,
         objects,
-        protected: protected(),
+        protected: read_protection(),
         dispatch: args.dispatch,
         report: args.report,
         token: token()?,
     };
-    let (memory, sealed) = (memory()?, sealed(&plan, &images)?);
+    let (memory, sealed) = (memory()?, seal_plan(&plan, &images)?);
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
         || args.dispatch && !is_dynamic(program)
     {
         // The kernel cannot find the program, or cannot load a library into it. So this program, with the
         // library, executes it.
-        let mut own = Command::new(std::env::current_exe().map_err(CommandFailure::failed)?);
+        let mut own = Command::new(std::env::current_exe().map_err(CommandFailure::from_error)?);
         own.args(["inside", "--"]).args(&args.command);
         own
     } else {
@@ -127,7 +127,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         command.args(&args.command[1..]);
         command
     };
-    let leash = (args.on_death == OnDeath::End).then(leash).transpose()?;
+    let leash = (args.on_death == OnDeath::End).then(make_lifetime_pipe).transpose()?;
     let inherited = InheritedDescriptors {
         memory: memory.as_raw_fd(),
         plan: sealed.as_raw_fd(),
@@ -136,9 +136,9 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         state: None,
     };
     prepare(&mut command, &plan, &inherited, args.directory.as_deref());
-    let status = match attend::to_the_end(command, &limits) {
+    let status = match attend::run_to_end(command, &limits) {
         Ok(status) => status,
-        Err(error) => return not_executed(program, &error),
+        Err(error) => return report_not_executed(program, &error),
     };
     let ended = servers.end();
     let is_served = has_begun(&memory);
@@ -182,8 +182,8 @@ fn warn_of_left_calls(binaries: &[ObjectFile], mounts: &[MountPlan]) {
 }
 
 /// Reports that a program was not executed, and returns the exit code of a shell.
-fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
-    let Some((code, next)) = attend::not_executed(error) else {
+fn report_not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
+    let Some((code, next)) = attend::explain_not_executed(error) else {
         return Err(CommandFailure::Failed(format!("{}: {error}", program.display())));
     };
     warn(&format!("{}: {error}: {next}", program.display()));
@@ -191,7 +191,7 @@ fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
 }
 
 /// A pipe that closes with this process: the end that programs inherit, and the end that stays here.
-fn leash() -> Result<(OwnedFd, OwnedFd)> {
+fn make_lifetime_pipe() -> Result<(OwnedFd, OwnedFd)> {
     let failed =
         |error| CommandFailure::Failed(format!("no pipe for the programs of the run: {error}"));
     let (inherited, held) = rustix::pipe::pipe_with(PipeFlags::empty()).map_err(failed)?;
@@ -201,7 +201,7 @@ fn leash() -> Result<(OwnedFd, OwnedFd)> {
     Ok((inherited, held))
 }
 
-fn protected() -> [u8; 3] {
+fn read_protection() -> [u8; 3] {
     let now = LinkProtection::read();
     [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
@@ -216,7 +216,7 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
         )));
     }
     let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
-    let path = check::executed(&path)?;
+    let path = check::find_executed(&path)?;
     let Ok(binary) = ObjectFile::read_outline(&path) else { return refuse_foreign(shown, &path) };
     let obstacles = check::obstacles(&path, &binary);
     if dispatch && check::is_dispatchable(&binary, &obstacles) {
@@ -326,16 +326,16 @@ pub fn is_loader_of_linux(path: &Path) -> bool {
 fn memory() -> Result<OwnedFd> {
     let memory = sealable("defuse-run")?;
     // Pages that are never written take no memory.
-    rustix::fs::ftruncate(&memory, layout::LEN as u64).map_err(no_memory)?;
-    rustix::io::pwrite(&memory, &layout::VERSION.to_le_bytes(), 0).map_err(no_memory)?;
+    rustix::fs::ftruncate(&memory, layout::LEN as u64).map_err(memory_error)?;
+    rustix::io::pwrite(&memory, &layout::VERSION.to_le_bytes(), 0).map_err(memory_error)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&memory, seals).map_err(no_memory)?;
+    rustix::fs::fcntl_add_seals(&memory, seals).map_err(memory_error)?;
     Ok(memory)
 }
 
 /// The plan and the images, sealed against changes, also by a program of the run that has become another
 /// user.
-fn sealed(plan: &ProgramPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
+fn seal_plan(plan: &ProgramPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
     let mut head = layout::with_head(&plan);
@@ -344,16 +344,16 @@ fn sealed(plan: &ProgramPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let written = all.try_for_each(|bytes| file.write_all(bytes));
     written.map_err(|error| CommandFailure::Failed(format!("no shared memory: {error}")))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(no_memory)?;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(memory_error)?;
     Ok(file.into())
 }
 
 /// A memfd that the programs of the run inherit.
 fn sealable(name: &str) -> Result<OwnedFd> {
-    rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING).map_err(no_memory)
+    rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING).map_err(memory_error)
 }
 
-fn no_memory(error: rustix::io::Errno) -> CommandFailure {
+fn memory_error(error: rustix::io::Errno) -> CommandFailure {
     CommandFailure::Failed(format!("no shared memory: {error}"))
 }
 
@@ -422,11 +422,11 @@ pub struct RunInsideArgs {
 }
 
 /// Executes the program. Returns only on failure.
-pub fn inside(args: &RunInsideArgs) -> Result<u8> {
+pub fn run_inside(args: &RunInsideArgs) -> Result<u8> {
     let program = &args.command[0];
     process::keep_closed();
     let error = Command::new(program).args(&args.command[1..]).exec();
-    not_executed(program, &error)
+    report_not_executed(program, &error)
 }
 
 /// Writes the counts by system call, and by calling function.
@@ -440,13 +440,13 @@ fn report(memory: &OwnedFd, plan: &ProgramPlan, paths: &[PathBuf]) {
     let calls = calls
         .iter()
         .map(|&(number, name)| (name.to_owned(), layout::read_counts(&bytes, usize::from(number))));
-    let functions = by_function(&bytes, plan, paths);
+    let functions = count_by_function(&bytes, plan, paths);
     let text = table("call", calls) + "\n" + &table("function", functions.into_iter());
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// The counts of all sites by the exported function that contains them, or else by library.
-fn by_function(
+fn count_by_function(
     bytes: &[u8],
     plan: &ProgramPlan,
     paths: &[PathBuf],

@@ -57,7 +57,7 @@ struct OwnNamespace {
 impl DaemonNamespaces {
     /// The daemon stays in the namespace of its user.
     pub fn stay() -> DaemonNamespaces {
-        DaemonNamespaces { home: HomeThread::here(), keeper: None, own: None }
+        DaemonNamespaces { home: HomeThread::new_local(), keeper: None, own: None }
     }
 
     /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
@@ -77,15 +77,15 @@ impl DaemonNamespaces {
             return Ok(DaemonNamespaces::stay());
         }
         let directories =
-            sources.iter().filter(|one| one.kind.about().files == FileAccess::InDirectory);
-        let directories = directories.filter_map(|one| root::resolved(one.rest.as_ref()));
+            sources.iter().filter(|one| one.kind.facts().files == FileAccess::InDirectory);
+        let directories = directories.filter_map(|one| root::resolve(one.rest.as_ref()));
         let directories: Vec<_> = directories.collect();
         let unfit = match sources.iter().find(|one| opens_any(one)) {
             _ if !may => Some("only root may leave it".to_owned()),
             Some(one) => {
-                Some(format!("sources of type {} open files later", one.kind.about().name))
+                Some(format!("sources of type {} open files later", one.kind.facts().name))
             }
-            None => root::unfit(&directories, forced),
+            None => root::explain_unfit(&directories, forced),
         };
         match unfit {
             Some(reason) if forced => {
@@ -125,7 +125,7 @@ impl DaemonNamespaces {
     /// # Errors
     ///
     /// Fails if the process cannot be started.
-    pub fn watched(self) -> Result<DaemonNamespaces> {
+    pub fn start_keeper(self) -> Result<DaemonNamespaces> {
         if self.keeper.is_some() || !may_unmount() {
             return Ok(self);
         }
@@ -142,7 +142,7 @@ impl DaemonNamespaces {
     /// # Errors
     ///
     /// Fails with the errors of [`HomeThread::run`].
-    pub fn at_home<T: Send + 'static>(
+    pub fn run_at_home<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
@@ -191,7 +191,7 @@ fn may_unmount() -> bool {
 /// True for a source that opens files outside of a directory after it is open.
 fn opens_any(source: &ParsedSource) -> bool {
     // A controller is driven through files in /sys and /dev.
-    source.kind.about().files == FileAccess::Any || defuse_block::driver_of(&source.rest).is_some()
+    source.kind.facts().files == FileAccess::Any || defuse_block::driver_of(&source.rest).is_some()
 }
 
 /// The capabilities that stay: to act on files as any user (a directory), to register backing files,

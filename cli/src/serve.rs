@@ -42,7 +42,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "shared")]
     cache: Option<u64>,
     /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e or e
-    #[arg(long, value_name = "POLICY", value_parser = PolicyKind::named, requires = "shared")]
+    #[arg(long, value_name = "POLICY", value_parser = PolicyKind::from_name, requires = "shared")]
     eviction: Option<PolicyKind>,
     /// Also admit this user, with that user's permissions; may be repeated
     #[arg(long, value_name = "UID")]

@@ -112,7 +112,7 @@ pub struct ServerParts {
 
 impl ServerParts {
     /// The statistics; `None` after the end of the server.
-    pub fn now(&self) -> Option<ServerMeasurements> {
+    pub fn query(&self) -> Option<ServerMeasurements> {
         let ServerStatistics { all, clients } = self.server.upgrade()?.statistics();
         let (clients, clients_left_out) = most_active(clients);
         let clients = clients.iter().map(ClientRow::from).collect();
@@ -183,10 +183,10 @@ impl From<&ClientStatistics> for ClientRow {
 
 impl ServerMeasurements {
     /// The measurements since `earlier`, an answer of the same server. States are the present ones.
-    pub fn since(&self, earlier: &ServerMeasurements) -> ServerMeasurements {
+    pub fn changes_since(&self, earlier: &ServerMeasurements) -> ServerMeasurements {
         let clients = self.clients.iter().map(|now| {
             let before = earlier.clients.iter().find(|before| before.client == now.client);
-            before.map_or_else(|| now.clone(), |before| now.since(before))
+            before.map_or_else(|| now.clone(), |before| now.changes_since(before))
         });
         let devices = self.devices.iter().map(|now| {
             let same = |before: &&DeviceFigures| before.device == now.device;
@@ -214,7 +214,7 @@ impl ServerMeasurements {
 }
 
 impl ClientRow {
-    fn since(&self, before: &ClientRow) -> ClientRow {
+    fn changes_since(&self, before: &ClientRow) -> ClientRow {
         ClientRow {
             lane_requests: self.lane_requests.saturating_sub(before.lane_requests),
             lane_bells: self.lane_bells.saturating_sub(before.lane_bells),
@@ -231,7 +231,7 @@ impl ClientRow {
     /// The fields of its row, in the order of [`COLUMNS`].
     pub fn fields(&self) -> [String; COLUMNS.len()] {
         let pid = self.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
-        let program = self.program.as_deref().map_or("-".into(), terminal::foreign);
+        let program = self.program.as_deref().map_or("-".into(), terminal::escape_controls);
         let waiting = self.requests_held_back + self.lock_waits;
         [
             self.client.to_string(),
@@ -269,14 +269,18 @@ impl fmt::Display for ServerMeasurements {
         }
         write!(f, "{}", clients(&self.clients, self.clients_left_out))?;
         for DeviceFigures { device, holder, figures, notes } in &self.devices {
-            let (path, source) =
-                (terminal::foreign(&device.path), terminal::foreign(&device.source));
+            let (path, source) = (
+                terminal::escape_controls(&device.path),
+                terminal::escape_controls(&device.source),
+            );
             writeln!(f, "\n{path}  {source}")?;
             if let Some(holder) = holder {
-                writeln!(f, "{}", terminal::foreign(&holder.to_string()))?;
+                writeln!(f, "{}", terminal::escape_controls(&holder.to_string()))?;
             }
             figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
-            notes.iter().try_for_each(|note| writeln!(f, "note: {}", terminal::foreign(note)))?;
+            notes
+                .iter()
+                .try_for_each(|note| writeln!(f, "note: {}", terminal::escape_controls(note)))?;
         }
         Ok(())
     }
@@ -407,7 +411,7 @@ note: nobody tells:\\n\"why\"
         now.clients[0].open_files = 1;
         now.clients[1].client = 9;
         now.devices[0].figures[0].value = 20;
-        let period = now.since(&before);
+        let period = now.changes_since(&before);
         let first = &period.clients[0];
         assert_eq!((first.requests, first.errors, first.open_files, first.lanes), (4, 0, 1, 2));
         assert_eq!((period.clients[1].client, period.clients[1].requests), (9, 2));

@@ -75,7 +75,7 @@ fn remove(file: &Path) {
 
 /// The path for the entry of this process. Creates the directory.
 pub fn place() -> Result<PathBuf> {
-    Ok(registry::made_dir()?.join(format!("{PREFIX}{}.json", std::process::id())))
+    Ok(registry::ensure_dir()?.join(format!("{PREFIX}{}.json", std::process::id())))
 }
 
 /// Registers in `file` that this process serves `source` at `socket`. Listens at the control socket, unless that
@@ -113,13 +113,13 @@ pub fn register(
 }
 
 /// The server at the socket `path`, if it is visible to this user.
-pub fn of_socket(path: &Path) -> Option<ServerEntry> {
+pub fn find_by_socket(path: &Path) -> Option<ServerEntry> {
     let path = paths::mountpoint(path);
-    all().into_iter().find(|server| paths::mountpoint(Path::new(&server.socket)) == path)
+    list_all().into_iter().find(|server| paths::mountpoint(Path::new(&server.socket)) == path)
 }
 
 /// All servers visible to this user, by socket. Removes stale entries.
-pub fn all() -> Vec<ServerEntry> {
+pub fn list_all() -> Vec<ServerEntry> {
     let mut all: Vec<ServerEntry> =
         registry::files().into_iter().filter_map(|file| read(&file)).collect();
     all.sort_by(|a, b| a.socket.cmp(&b.socket));

@@ -77,7 +77,7 @@ impl ProcessArgs {
             return daemon::detach(notes);
         }
         notes.iter().for_each(|note| error::warn(note));
-        Ok(ReadyReceiver::Foreground(ServiceManager::of_environment()))
+        Ok(ReadyReceiver::Foreground(ServiceManager::from_environment()))
     }
 
     /// Starts logging to the file, or to the standard error.
@@ -96,7 +96,7 @@ impl ProcessArgs {
             use std::io::Write;
             // One record is one line, even if a name in it has line feeds.
             let (time, text) = (out.timestamp(), record.args().to_string());
-            writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::foreign(&text))
+            writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::escape_controls(&text))
         });
         if let Some(path) = &self.log_file {
             let file = paths::open_to_append(path).map_err(|error| {
@@ -107,7 +107,7 @@ impl ProcessArgs {
             })?;
             builder.target(env_logger::Target::Pipe(Box::new(file)));
         }
-        builder.try_init().map_err(CommandFailure::failed)?;
+        builder.try_init().map_err(CommandFailure::from_error)?;
         std::panic::set_hook(Box::new(|panic| log::error!("internal error: {panic}")));
         Ok(())
     }
@@ -172,7 +172,7 @@ pub fn run(
         Ok(ListeningServer { server, settling, keeper, registered }) => {
             let (registered, unregistered) = match registered {
                 Ok(registered) => (Some(registered), None),
-                Err(why) => (None, Some(unregistered(&why))),
+                Err(why) => (None, Some(explain_unregistered(&why))),
             };
             // In the foreground the log has all notes.
             if matches!(ready, ReadyReceiver::Parent(_)) {
@@ -185,7 +185,7 @@ pub fn run(
             log::info!("{} has ended", socket.display());
             let _settling = lock(&settling);
             let say = |waits| log::warn!("{waits}");
-            let outcome = patiently(&text, SETTLE_PATIENCE, say, settle);
+            let outcome = run_patiently(&text, SETTLE_PATIENCE, say, settle);
             drop(registered);
             if let Some(keeper) = keeper {
                 keeper.order(&KeeperOrder::Remove);
@@ -211,7 +211,7 @@ struct ListeningServer {
 }
 
 /// The note about a server without an entry.
-fn unregistered(why: &CommandFailure) -> String {
+fn explain_unregistered(why: &CommandFailure) -> String {
     format!(
         "the server is not registered: `defuse list`, `stat` and `top` do not know it, and `kill {}` ends it: {why}; \
          DEFUSE_RUNTIME_DIR can name a directory that can be written",
@@ -253,12 +253,12 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
         lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
         ..ServerOptions::default()
     };
-    let mut caught = signals::catch().map_err(CommandFailure::failed)?;
+    let mut caught = signals::catch().map_err(CommandFailure::from_error)?;
     let (socket, entry) = (offer.socket.clone(), servers::place());
     let control = entry.as_deref().ok().map(registry::socket_beside);
     let files: Vec<_> = entry.iter().cloned().chain(control).collect();
     let bind = move || SocketServer::bind(&socket, fs, options);
-    let server = Arc::new(namespaces.at_home(bind)?.map_err(CommandFailure::failed)?);
+    let server = Arc::new(namespaces.run_at_home(bind)?.map_err(CommandFailure::from_error)?);
     let task = KeeperTask::default().remove(&files).unname(&offer.socket, server.inode());
     let keeper = namespaces.entrust(task)?;
     log::info!("{} is served at {}", offer.text, offer.socket.display());
@@ -278,7 +278,7 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
             let Some(server) = served.upgrade() else { return };
             match signal {
                 SIGUSR1 => {
-                    logged.now().iter().for_each(|served| log::info!("statistics: {served}"));
+                    logged.query().iter().for_each(|served| log::info!("statistics: {served}"));
                 }
                 _ => {
                     server.shut_down();
@@ -288,16 +288,16 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
         }
     };
     let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
-    thread.spawn(listen).map_err(CommandFailure::failed)?;
+    thread.spawn(listen).map_err(CommandFailure::from_error)?;
     // The server works without an entry.
     let (text, socket, devices) = (offer.text, offer.socket, offer.devices);
     let register = move || servers::register(entry?, text, &socket, devices);
-    let (registered, listener) = match namespaces.at_home(register)? {
+    let (registered, listener) = match namespaces.run_at_home(register)? {
         Ok((registered, listener)) => (Ok(registered), listener),
         Err(why) => (Err(why), None),
     };
     if let Some(listener) = listener
-        && let Err(error) = control::serve(listener, control::of_server(move || look.now()))
+        && let Err(error) = control::serve(listener, control::for_server(move || look.query()))
     {
         log::warn!("the control socket does not answer: {error}");
     }
@@ -328,7 +328,7 @@ fn paged(
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the reason of the wait
 /// of this process: a file system on other machines may never answer.
-fn patiently<T>(
+fn run_patiently<T>(
     text: &str,
     patience: Duration,
     say: impl FnOnce(String) + Send + 'static,
@@ -381,7 +381,7 @@ mod tests {
     fn a_server_says_once_that_it_waits_for_a_file_system_that_does_not_answer() {
         let (say, said) = channel();
         let hour = Duration::from_secs(3600);
-        let result = patiently(
+        let result = run_patiently(
             "gluster://host/vol",
             Duration::from_millis(1),
             move |text| say.send(text).unwrap(),
@@ -399,7 +399,7 @@ mod tests {
         );
         assert_eq!(result, RecvTimeoutError::Disconnected);
         let (say, said) = channel::<String>();
-        assert_eq!(patiently("memory:", hour, move |text| say.send(text).unwrap(), || 7), 7);
+        assert_eq!(run_patiently("memory:", hour, move |text| say.send(text).unwrap(), || 7), 7);
         assert!(said.recv_timeout(hour).is_err(), "a file system that answers causes no message");
     }
 }

@@ -14,5 +14,5 @@ const ONLY_HERE: &[&dyn SourceKind] = &[&defuse_example::KIND];
 
 /// True if the library that `defuse run` loads into programs links `kind`, too.
 pub fn is_in_process(kind: &dyn SourceKind) -> bool {
-    IN_PROCESS.iter().any(|known| known.about().name == kind.about().name)
+    IN_PROCESS.iter().any(|known| known.facts().name == kind.facts().name)
 }

@@ -72,7 +72,7 @@ pub fn run(args: &StatArgs) -> Result {
 
 fn run_mount(args: &StatArgs, target: &CommandTarget) -> Result {
     if args.negotiated {
-        let (agreement, json) = control::negotiated(target.daemon()?)?;
+        let (agreement, json) = control::query_negotiated(target.daemon()?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
     refuse_unregistered(args, target)?;
@@ -137,7 +137,7 @@ trait StatisticsSource {
     fn take(&mut self) -> Result<Self::Sample>;
 
     /// The counts between two moments.
-    fn since(now: &Self::Sample, before: &Self::Sample) -> Self::Sample;
+    fn changes_since(now: &Self::Sample, before: &Self::Sample) -> Self::Sample;
 
     /// Prints the sample in the form that `args` select.
     fn show(&self, args: &StatArgs, sample: &Self::Sample) -> Result;
@@ -156,7 +156,7 @@ fn watch<W: StatisticsSource>(
     while source.is_there() && until.sleep(period) {
         // The daemon may have ended, which is no failure of watching.
         let Ok(now) = source.take() else { break };
-        source.show(args, &W::since(&now, &before))?;
+        source.show(args, &W::changes_since(&now, &before))?;
         if !args.json {
             print("\n")?;
         }
@@ -166,7 +166,7 @@ fn watch<W: StatisticsSource>(
 }
 
 fn print_json(shown: &impl Serialize) -> Result {
-    print(&(serde_json::to_string(shown).map_err(CommandFailure::failed)? + "\n"))
+    print(&(serde_json::to_string(shown).map_err(CommandFailure::from_error)? + "\n"))
 }
 
 /// A snapshot as JSON, with its mount.
@@ -184,7 +184,7 @@ impl StatisticsSource for FigureSource<'_> {
         FigureSource::take(self)
     }
 
-    fn since(now: &StatsSnapshot, before: &StatsSnapshot) -> StatsSnapshot {
+    fn changes_since(now: &StatsSnapshot, before: &StatsSnapshot) -> StatsSnapshot {
         now.delta_since(before)
     }
 
@@ -221,14 +221,14 @@ impl StatisticsSource for ServerEntry {
         control::stat_server(self).map(ServerMeasurements::with_programs)
     }
 
-    fn since(now: &ServerMeasurements, before: &ServerMeasurements) -> ServerMeasurements {
-        now.since(before)
+    fn changes_since(now: &ServerMeasurements, before: &ServerMeasurements) -> ServerMeasurements {
+        now.changes_since(before)
     }
 
     fn show(&self, args: &StatArgs, served: &ServerMeasurements) -> Result {
         let ServerEntry { socket, source, pid, .. } = self;
         if args.prometheus {
-            return print(&prometheus::of_server(socket, served));
+            return print(&prometheus::render_server(socket, served));
         }
         if args.json {
             return print_json(&ShownServer { socket, source, pid: *pid, served });
@@ -273,9 +273,9 @@ impl<'a> FigureSource<'a> {
         };
         let id = self.target.connection.id;
         // The daemon may be another process now.
-        collector.refresh().map_err(CommandFailure::failed)?;
-        let mut snapshot = collector.snapshot(id).map_err(CommandFailure::failed)?;
-        let losses = collector.losses().map_err(CommandFailure::failed)?;
+        collector.refresh().map_err(CommandFailure::from_error)?;
+        let mut snapshot = collector.snapshot(id).map_err(CommandFailure::from_error)?;
+        let losses = collector.losses().map_err(CommandFailure::from_error)?;
         snapshot.notes = collector.notes().to_vec();
         snapshot.notes.extend(losses.describe());
         if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
@@ -311,16 +311,16 @@ fn choose(target: Option<&PathBuf>) -> Result<StatSubject> {
     if let Some(text) = target {
         return find(text);
     }
-    let mut serving = registry::all();
+    let mut serving = registry::list_all();
     serving.retain(|found| found.state == RegistrationState::Serving);
-    let mut servers = servers::all();
+    let mut servers = servers::list_all();
     match (serving.len(), servers.len()) {
         (0, 0) => Err(CommandFailure::Failed(
             "nothing is mounted or served by defuse: mount or serve something first (defuse mount, defuse \
              serve), or name another FUSE file system"
                 .into(),
         )),
-        (1, 0) => CommandTarget::of_found(serving.remove(0)).map(StatSubject::Mount),
+        (1, 0) => CommandTarget::from_found(serving.remove(0)).map(StatSubject::Mount),
         (0, 1) => Ok(StatSubject::Server(servers.remove(0))),
         (_, count) => {
             let names = serving.iter().map(RegisteredMount::shown_mountpoint);
@@ -337,7 +337,7 @@ fn choose(target: Option<&PathBuf>) -> Result<StatSubject> {
 fn find(text: &Path) -> Result<StatSubject> {
     match CommandTarget::find(text) {
         Ok(target) => Ok(StatSubject::Mount(target)),
-        Err(failure) => match servers::of_socket(text) {
+        Err(failure) => match servers::find_by_socket(text) {
             Some(server) => Ok(StatSubject::Server(server)),
             None if is_socket(text) => Err(CommandFailure::Failed(format!(
                 "{} is a socket, and no server of defuse that you may see listens there: ask as its user or \

@@ -30,19 +30,19 @@ impl CommandTarget {
     ///
     /// [`CommandFailure::Failed`] if there is none.
     pub fn find(text: &Path) -> Result<CommandTarget> {
-        let id = number(text).or_else(|| by_path(text)).ok_or_else(|| {
+        let id = number(text).or_else(|| find_by_path(text)).ok_or_else(|| {
             let shown = text.display();
             CommandFailure::Failed(format!(
                 "{shown} is neither the mount point of a FUSE file system nor the number of a \
                  connection: see `defuse top --once` for what is"
             ))
         })?;
-        CommandTarget::of(id)
+        CommandTarget::from_id(id)
     }
 
     /// The connection of an entry.
-    pub fn of_found(found: RegisteredMount) -> Result<CommandTarget> {
-        Ok(CommandTarget { connection: one(found.entry.connection)?, ours: Some(found) })
+    pub fn from_found(found: RegisteredMount) -> Result<CommandTarget> {
+        Ok(CommandTarget { connection: find_one(found.entry.connection)?, ours: Some(found) })
     }
 
     /// The daemon, which is one of defuse.
@@ -59,9 +59,10 @@ impl CommandTarget {
         })
     }
 
-    fn of(id: u32) -> Result<CommandTarget> {
-        let registered = || registry::all().into_iter().find(|found| found.entry.connection == id);
-        let mut target = CommandTarget { connection: one(id)?, ours: registered() };
+    fn from_id(id: u32) -> Result<CommandTarget> {
+        let registered =
+            || registry::list_all().into_iter().find(|found| found.entry.connection == id);
+        let mut target = CommandTarget { connection: find_one(id)?, ours: registered() };
         // A mount is visible a moment before its daemon completes INIT and registers.
         let begun = Instant::now();
         while target.ours.is_none() && begun.elapsed() < SETTLING && target.is_settling() {
@@ -104,7 +105,7 @@ fn mount_of(entry: &MountEntry) -> FuseMount {
     }
 }
 
-fn one(id: u32) -> Result<FuseConnection> {
+fn find_one(id: u32) -> Result<FuseConnection> {
     let mut mounts = mounts();
     mounts.retain(|mount| mount.connection == id);
     let found = FuseConnection::list(&mounts).pop();
@@ -127,7 +128,7 @@ fn number(text: &Path) -> Option<u32> {
 }
 
 /// The topmost mount at this path. Does not access the file system.
-fn by_path(path: &Path) -> Option<u32> {
+fn find_by_path(path: &Path) -> Option<u32> {
     let path = paths::mountpoint(path);
     let all = fuse_mounts().unwrap_or_default();
     all.iter().rfind(|entry| entry.mount_point == path).map(MountEntry::connection)

@@ -91,7 +91,7 @@ pub fn run(args: &TraceArgs) -> Result {
     let outcome = follow(args, &target, &mut collector, &until, &mut sink);
     sink.end()?;
     outcome?;
-    match collector.losses().map_err(CommandFailure::failed)?.describe() {
+    match collector.losses().map_err(CommandFailure::from_error)?.describe() {
         Some(lost) => {
             warn(&format!("note: {lost}"));
             Ok(())
@@ -121,7 +121,7 @@ fn follow(
             left -= 1;
             outcome = sink.put(&event, name.as_deref());
         };
-        collector.events(&mut each).map_err(CommandFailure::failed)?;
+        collector.events(&mut each).map_err(CommandFailure::from_error)?;
         outcome?;
         sink.flush()?;
         if !goes_on || left == 0 {
@@ -146,7 +146,7 @@ impl TraceSink {
         if let Some(path) = &args.perfetto {
             let timeline = File::create(path)
                 .and_then(|file| TraceTimeline::begin(BufWriter::new(file), &target.connection))
-                .map_err(|error| cannot_write(path, &error))?;
+                .map_err(|error| write_error(path, &error))?;
             return Ok(TraceSink::Perfetto { timeline: Some(timeline), path: path.clone() });
         }
         if args.json {
@@ -169,7 +169,7 @@ impl TraceSink {
             }
             TraceSink::Perfetto { timeline, path } => {
                 if let Some(timeline) = timeline {
-                    timeline.add(event, name).map_err(|error| cannot_write(path, &error))?;
+                    timeline.add(event, name).map_err(|error| write_error(path, &error))?;
                 }
             }
         }
@@ -189,13 +189,13 @@ impl TraceSink {
         if let TraceSink::Perfetto { timeline, path } = self
             && let Some(timeline) = timeline.take()
         {
-            timeline.end().map_err(|error| cannot_write(path, &error))?;
+            timeline.end().map_err(|error| write_error(path, &error))?;
         }
         Ok(())
     }
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> CommandFailure {
+fn write_error(path: &Path, error: &std::io::Error) -> CommandFailure {
     CommandFailure::Failed(format!("cannot write {}: {error}", path.display()))
 }
 
@@ -221,7 +221,7 @@ fn line(text: &mut String, at_ns: u64, event: &CompletedRequest, name: Option<&s
         None => "-".to_owned(),
     };
     let at = format!("{}.{:06}", at_ns / 1_000_000_000, at_ns / 1_000 % 1_000_000);
-    let who = format!("{}/{}", terminal::foreign(&event.comm), event.pid);
+    let who = format!("{}/{}", terminal::escape_controls(&event.comm), event.pid);
     let (op, node, result) = (event.op.name(), event.nodeid, result(event.error));
     let (background, pending) = (us(event.background_ns()), us(event.pending_ns()));
     let (processing, total) = (us(event.processing_ns()), us(Some(event.total_ns())));
@@ -232,7 +232,7 @@ fn line(text: &mut String, at_ns: u64, event: &CompletedRequest, name: Option<&s
          {processing:>9} {total:>9} {who:<16} "
     );
     // A name may contain line feeds.
-    let name = terminal::foreign(name.unwrap_or("-"));
+    let name = terminal::escape_controls(name.unwrap_or("-"));
     let _ = writeln!(text, "{name}");
 }
 

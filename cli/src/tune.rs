@@ -77,30 +77,30 @@ struct ShownLimits {
 /// Shows or changes the limits of a connection.
 pub fn run(args: &TuneArgs) -> Result {
     let target = CommandTarget::find(&args.target)?;
-    let knobs = FusectlMount::open().map_err(CommandFailure::failed)?;
+    let knobs = FusectlMount::open().map_err(CommandFailure::from_error)?;
     let id = target.connection.id;
     if args.abort {
         let name = target.connection.name();
         if !args.yes && !is_meant(&name)? {
             return Err(CommandFailure::Failed(format!("{name} was not aborted")));
         }
-        return knobs.abort(id).map_err(CommandFailure::failed);
+        return knobs.abort(id).map_err(CommandFailure::from_error);
     }
     for setting in &args.settings {
         match *setting {
             LimitSetting::Kernel(knob, value) => {
-                knobs.set(id, knob, value).map_err(CommandFailure::failed)?
+                knobs.set(id, knob, value).map_err(CommandFailure::from_error)?
             }
             LimitSetting::Workers(count) => control::set_workers(target.daemon()?, count)?,
         }
     }
-    let values = knobs.values(id).map_err(CommandFailure::failed)?;
+    let values = knobs.values(id).map_err(CommandFailure::from_error)?;
     // The limits of the kernel are there even if the daemon does not answer.
     let snapshot = target.ours.as_ref().and_then(|found| control::stat(found).ok());
     let workers = snapshot.and_then(|snapshot| snapshot.gauges.get("workers_max").copied());
     let shown = ShownLimits { connection: id, values, workers };
     if args.json {
-        return print(&(serde_json::to_string(&shown).map_err(CommandFailure::failed)? + "\n"));
+        return print(&(serde_json::to_string(&shown).map_err(CommandFailure::from_error)? + "\n"));
     }
     print(&table(&shown))
 }
@@ -129,9 +129,9 @@ fn is_meant(name: &str) -> Result<bool> {
     }
     let mut error = std::io::stderr();
     let asked = write!(error, "Abort {name}? All its requests will fail. [y/N] ");
-    asked.and_then(|()| error.flush()).map_err(CommandFailure::failed)?;
+    asked.and_then(|()| error.flush()).map_err(CommandFailure::from_error)?;
     let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).map_err(CommandFailure::failed)?;
+    std::io::stdin().read_line(&mut answer).map_err(CommandFailure::from_error)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 

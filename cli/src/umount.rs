@@ -42,7 +42,7 @@ pub struct UmountArgs {
 pub fn run(args: &UmountArgs) -> Result {
     let mut outcome = Ok(());
     for path in &args.mountpoints {
-        if let Err(failure) = one(&paths::mountpoint(path), args) {
+        if let Err(failure) = unmount_one(&paths::mountpoint(path), args) {
             if let Err(earlier) = &outcome {
                 error::warn(earlier);
             }
@@ -52,13 +52,13 @@ pub fn run(args: &UmountArgs) -> Result {
     outcome
 }
 
-fn one(path: &Path, args: &UmountArgs) -> Result {
-    let (found, lazy) = (registry::of_mountpoint(path), args.lazy);
+fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
+    let (found, lazy) = (registry::find_by_mountpoint(path), args.lazy);
     let Some(mount) = mount_at(path) else {
         return match found {
-            Some(found) => not_here(path, &found, lazy),
+            Some(found) => check_elsewhere(path, &found, lazy),
             // umount(2) returns the most exact error.
-            None => unmount(path, lazy).map_err(CommandFailure::failed),
+            None => unmount(path, lazy).map_err(CommandFailure::from_error),
         };
     };
     if found.is_none() && !is_ours(&mount) {
@@ -67,7 +67,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
             "{path} is a mount of {fstype}, not of defuse: use umount(8)"
         )));
     }
-    let served = UnmountTarget::of(mount.connection(), found);
+    let served = UnmountTarget::find(mount.connection(), found);
     let before = mount_locations::places(mount.connection());
     if args.force {
         // Calls in progress fail, and then none of them uses the mount.
@@ -78,13 +78,14 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         match unmount(path, lazy) {
             // Processes in it can do nothing with it any more.
             Err(UnmountError::Busy { .. }) if !serving && is_dead_mount(path) => {
-                unmount(path, true).map_err(CommandFailure::failed)?;
+                unmount(path, true).map_err(CommandFailure::from_error)?;
             }
-            other => other.map_err(CommandFailure::failed)?,
+            other => other.map_err(CommandFailure::from_error)?,
         }
     }
     let Some(served) = served else { return Ok(()) };
-    let others = lasting(|| mount_locations::remaining(mount.connection(), &before), &served);
+    let others =
+        find_lasting(|| mount_locations::find_remaining(mount.connection(), &before), &served);
     if others.is_empty() {
         return wait_for(path, &served, lazy);
     }
@@ -93,7 +94,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         "unmounted {}; the file system is also mounted on {}, so that process {pid} goes on to serve it until \
          `{}`",
         path.display(),
-        listed(&others),
+        join_commands(&others),
         commands(&others)
     ));
     Ok(())
@@ -101,7 +102,10 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
 
 /// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as
 /// the namespace of another mount's daemon, has copies of all mounts for a moment. None if the daemon ends meanwhile.
-fn lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> Vec<MountLocation> {
+fn find_lasting(
+    others: impl Fn() -> Vec<MountLocation>,
+    served: &UnmountTarget,
+) -> Vec<MountLocation> {
     const MOMENT: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(50);
     let begun = Instant::now();
@@ -117,7 +121,7 @@ fn lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> V
     }
 }
 
-fn listed(places: &[MountLocation]) -> String {
+fn join_commands(places: &[MountLocation]) -> String {
     places.iter().map(MountLocation::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -126,7 +130,7 @@ fn commands(places: &[MountLocation]) -> String {
 }
 
 /// Waits for the daemon of a mount that was here, or fails with the place of the mount.
-fn not_here(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
+fn check_elsewhere(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
     let places = mount_locations::places(found.entry.connection);
     if places.is_empty() || !found.entry.is_alive() {
         let daemon = DaemonIdentity { pid: found.entry.pid, start: found.entry.pid_start };
@@ -135,7 +139,7 @@ fn not_here(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
     Err(CommandFailure::Failed(format!(
         "{} is not mounted here, but on {}: unmount it there with `{}`, or end its process with `kill {}`",
         path.display(),
-        listed(&places),
+        join_commands(&places),
         commands(&places),
         found.entry.pid
     )))
@@ -149,11 +153,11 @@ struct UnmountTarget {
 
 impl UnmountTarget {
     /// The daemon by the registry, or by the device that it has open: the entry may be of another PID namespace.
-    fn of(connection: u32, found: Option<RegisteredMount>) -> Option<UnmountTarget> {
+    fn find(connection: u32, found: Option<RegisteredMount>) -> Option<UnmountTarget> {
         let entry = found.as_ref().map(|found| &found.entry);
         let registered =
             entry.map(|entry| DaemonIdentity { pid: entry.pid, start: entry.pid_start });
-        let holders = DaemonIdentity::all_of(connection);
+        let holders = DaemonIdentity::find_daemons(connection);
         let daemon = match registered {
             Some(registered) if holders.is_empty() || holders.contains(&registered) => {
                 Some(registered)
@@ -171,12 +175,12 @@ impl UnmountTarget {
 /// Removes a mount of defuse from `path` whose daemon has died, so that `path` can be mounted again.
 pub fn clear_dead(path: &Path) -> Result {
     let Some(mount) = mount_at(path) else { return Ok(()) };
-    let found = registry::of_mountpoint(path);
+    let found = registry::find_by_mountpoint(path);
     if !(is_ours(&mount) || found.is_some()) || liveness(path) != ServerLiveness::Dead {
         return Ok(());
     }
     log::warn!("{} has a mount whose process has died: removing it", path.display());
-    unmount(path, true).map_err(CommandFailure::failed)?;
+    unmount(path, true).map_err(CommandFailure::from_error)?;
     if let Some(found) = found {
         found.remove();
     }

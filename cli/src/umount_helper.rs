@@ -74,14 +74,14 @@ fn parse(arguments: &[OsString]) -> Result<UmountArgs> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<(Vec<std::path::PathBuf>, bool, bool)> {
+    fn parse_line(line: &str) -> Result<(Vec<std::path::PathBuf>, bool, bool)> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         parse(&words).map(|args| (args.mountpoints, args.lazy, args.force))
     }
 
     #[test]
     fn the_arguments_of_umount_8_are_parsed() {
-        let of = |line: &str| parsed(&format!("/sbin/umount.fuse.defuse {line}")).unwrap();
+        let of = |line: &str| parse_line(&format!("/sbin/umount.fuse.defuse {line}")).unwrap();
         assert_eq!(of("/m"), (vec!["/m".into()], false, false));
         assert_eq!(of("/m -n -v -t fuse.defuse"), (vec!["/m".into()], false, false));
         assert_eq!(of("-lrtfuse.defuse /m"), (vec!["/m".into()], true, false));
@@ -89,7 +89,7 @@ mod tests {
         for wrong in
             ["umount.fuse.defuse", "umount.fuse.defuse /a /b", "umount.fuse.defuse /a -N 7"]
         {
-            assert!(matches!(parsed(wrong), Err(CommandFailure::Usage(_))), "{wrong}");
+            assert!(matches!(parse_line(wrong), Err(CommandFailure::Usage(_))), "{wrong}");
         }
     }
 

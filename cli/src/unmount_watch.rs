@@ -79,7 +79,7 @@ pub fn run(args: &WatchMountArgs) -> Result {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         match rustix::fs::open(&args.mountpoint, flags, Mode::empty()) {
             Err(Errno::NOTCONN) => {
-                return mount::unmount(&args.mountpoint, true).map_err(CommandFailure::failed);
+                return mount::unmount(&args.mountpoint, true).map_err(CommandFailure::from_error);
             }
             // Another process has the device, or fusermount3 was faster.
             _ => thread::sleep(PAUSE),

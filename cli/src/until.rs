@@ -36,7 +36,7 @@ impl StopCondition {
 
     /// True after the end.
     pub fn is_over(&self) -> bool {
-        self.stopped.load(Relaxed) || self.left() == Some(Duration::ZERO)
+        self.stopped.load(Relaxed) || self.remaining() == Some(Duration::ZERO)
     }
 
     /// Sleeps for `period`, or until the end. Returns false at the end.
@@ -50,7 +50,7 @@ impl StopCondition {
             if rest.is_zero() {
                 return true;
             }
-            thread::sleep(rest.min(LOOK).min(self.left().unwrap_or(LOOK)));
+            thread::sleep(rest.min(LOOK).min(self.remaining().unwrap_or(LOOK)));
         }
     }
 
@@ -59,7 +59,7 @@ impl StopCondition {
         while self.sleep(SUBJECT_PERIOD) && goes_on() {}
     }
 
-    fn left(&self) -> Option<Duration> {
+    fn remaining(&self) -> Option<Duration> {
         Some(self.deadline?.saturating_duration_since(Instant::now()))
     }
 }

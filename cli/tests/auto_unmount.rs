@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Child, Command};
 
-use common::{TestPlace, eventually, eventually_or, said};
+use common::{TestPlace, eventually, eventually_or, from_output};
 use rustix::process::{Pid, Signal, kill_process};
 
 const NOBODY: u32 = 65534;
@@ -40,22 +40,22 @@ fn kill_and_wait(place: &TestPlace, pid: Pid, what: &str) {
 
 /// The next mount works, and the process that waited for the end of the last one leaves it alone.
 fn mount_again(place: &TestPlace, source: &str) {
-    place.ok(&["mount", source, "mnt"]);
+    place.expect_success(&["mount", source, "mnt"]);
     fs::write(place.path("mnt/next"), "").unwrap();
     assert_eq!(place.list().len(), 1);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn with_auto_unmount_a_mount_disappears_with_its_killed_daemon() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "32M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "32M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for extent in ["sandbox=namespace", "sandbox=privileges", "no_sandbox"] {
             for more in ["allow_other", "writeback,no_syncfs"] {
                 let options = format!("auto_unmount,{extent},{more}");
                 let what = format!("{source} {options}");
-                place.ok(&["mount", source, "mnt", "-o", &options]);
+                place.expect_success(&["mount", source, "mnt", "-o", &options]);
                 fs::write(place.path("mnt/f"), &what).unwrap();
                 // An open file is cut off, and keeps nothing mounted.
                 let open = fs::File::open(place.path("mnt/f")).unwrap();
@@ -70,7 +70,7 @@ fn with_auto_unmount_a_mount_disappears_with_its_killed_daemon() {
 
 #[test]
 fn auto_unmount_works_in_the_foreground_and_by_mount_8() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mut daemon = place.foreground(&["mount", "memory:", "mnt", "-f", "-o", "auto_unmount"]);
     let pid = place.pid();
     kill_process(pid, Signal::KILL).unwrap();
@@ -80,7 +80,7 @@ fn auto_unmount_works_in_the_foreground_and_by_mount_8() {
     std::os::unix::fs::symlink(common::PROGRAM, &helper).unwrap();
     let mountpoint = place.path("mnt");
     let arguments = ["memory:", mountpoint.to_str().unwrap(), "-o", "rw,auto_unmount,noatime"];
-    let mounted = said(place.command_of(&helper, &arguments).output().unwrap());
+    let mounted = from_output(place.command_of(&helper, &arguments).output().unwrap());
     assert_eq!(mounted.code, Some(0), "{}", mounted.err);
     kill_and_wait(&place, place.pid(), "mount(8)");
     mount_again(&place, "memory:");
@@ -89,48 +89,49 @@ fn auto_unmount_works_in_the_foreground_and_by_mount_8() {
 /// A killed daemon without the option leaves its mount, for the next command.
 #[test]
 fn an_orderly_end_and_a_mount_without_the_option_are_as_before() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for sandbox in ["namespace", "privileges"] {
         let options = format!("auto_unmount,sandbox={sandbox}");
         for _ in 0..3 {
-            place.ok(&["mount", "memory:", "mnt", "-o", &options]);
+            place.expect_success(&["mount", "memory:", "mnt", "-o", &options]);
             let (pid, children) = (place.pid(), children(place.pid()));
-            place.ok(&["umount", "mnt"]);
-            place.ok(&["mount", "memory:", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
+            place.expect_success(&["mount", "memory:", "mnt"]);
             eventually("ended", || has_ended(pid) && children.iter().all(|pid| has_ended(*pid)));
             assert!(place.is_mounted(), "{options}");
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
-        place.ok(&["mount", "memory:", "mnt", "-o", &format!("sandbox={sandbox}")]);
+        place.expect_success(&["mount", "memory:", "mnt", "-o", &format!("sandbox={sandbox}")]);
         let (pid, children) = (place.pid(), children(place.pid()));
         kill_process(pid, Signal::KILL).unwrap();
         eventually("ended", || has_ended(pid) && children.iter().all(|pid| has_ended(*pid)));
         assert!(place.is_mounted(), "{sandbox}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
 /// The parent process opened the device, mounted, and unmounts.
 #[test]
 fn auto_unmount_is_refused_where_another_process_mounts() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mount = r#"exec "$0" mount memory: /dev/fd/7 -f -o auto_unmount 7<>/dev/fuse"#;
-    let said =
-        said(place.command_of(Path::new("sh"), &["-c", mount, common::PROGRAM]).output().unwrap());
+    let said = from_output(
+        place.command_of(Path::new("sh"), &["-c", mount, common::PROGRAM]).output().unwrap(),
+    );
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(said.err.contains("auto_unmount is not possible for /dev/fd/7"), "{}", said.err);
 }
 
 #[test]
 fn auto_unmount_works_for_other_users_with_fusermount3() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("not here: /dev/fuse is not for all users here");
     }
     if !["/usr/bin/fusermount3", "/bin/fusermount3"].iter().any(|path| Path::new(path).exists()) {
         return println!("skipped: fuse3 is not installed");
     }
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     for dir in ["", "mnt"] {
         chown(place.path(dir), Some(NOBODY), Some(NOBODY)).unwrap();
     }
@@ -139,7 +140,7 @@ fn auto_unmount_works_for_other_users_with_fusermount3() {
         as_nobody(&mut command);
         command
     };
-    let run = |arguments: &[&str]| said(command(arguments).output().unwrap());
+    let run = |arguments: &[&str]| from_output(command(arguments).output().unwrap());
     let start = |options: &str| -> (Child, Pid) {
         let child = command(&["mount", "memory:", "mnt", "-f", "-o", options]).spawn().unwrap();
         eventually("mounted", || run(&["list", "--json"]).out.contains("serving"));

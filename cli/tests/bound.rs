@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{TestPlace, eventually, said};
+use common::{TestPlace, eventually, from_output};
 use load::{LoadRandom, MountLoad, data};
 use managed::{BoundManager, LIMIT};
 use rustix::io::Errno;
@@ -36,7 +36,8 @@ fn an_application_has_a_device_in_its_process_and_others_reach_it_at_its_path() 
     assert!(busy.err.contains(&format!("process {}", application.pid())), "{}", busy.err);
     eventually("the file of the application", || managed.shell("cat /x/one/own") == "own\n");
     assert_eq!(managed.shell("echo others >/x/one/others; ls /x/one"), "a\nothers\nown\n");
-    let shown = managed.place.ok(&["stat", managed.place.path("socket").to_str().unwrap()]);
+    let shown =
+        managed.place.expect_success(&["stat", managed.place.path("socket").to_str().unwrap()]);
     let line = format!("process {} of user 0 has it", application.pid());
     assert!(shown.lines().any(|shown| shown == line), "{shown}");
     let said = application.end();
@@ -46,7 +47,7 @@ fn an_application_has_a_device_in_its_process_and_others_reach_it_at_its_path() 
     assert!(managed.log().contains("has given it back"), "{}", managed.log());
     let mut managed = managed;
     assert_eq!(managed.end(), Some(0));
-    managed.place.ok(&["fsck", "one"]);
+    managed.place.expect_success(&["fsck", "one"]);
 }
 
 /// Only image files had been bound: a block device has another lock, and no directory of its own.
@@ -55,8 +56,8 @@ fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
     let place = TestPlace::new();
     let Some(disk) = LoopImage::new(&place.path("disk")) else { return };
     let device = disk.0.to_str().unwrap().to_owned();
-    place.ok(&["mkfs", "uhs", &device]);
-    let mut managed = BoundManager::on(place, &disk.0, "", "bind = []");
+    place.expect_success(&["mkfs", "uhs", &device]);
+    let mut managed = BoundManager::start_on(place, &disk.0, "", "bind = []");
     assert_eq!(managed.shell("echo before >/x/one/a; cat /x/one/a"), "before\n");
     let script = "cat /y/a; echo own >/y/own; sync /y/own; : >/y/synced; cat";
     let application = managed.application(script);
@@ -73,7 +74,7 @@ fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
     managed.await_holder("manager");
     assert!(managed.log().contains("has given it back"), "{}", managed.log());
     assert_eq!(managed.end(), Some(0));
-    managed.place.ok(&["fsck", &device]);
+    managed.place.expect_success(&["fsck", &device]);
 }
 
 /// A loop device of 64 MiB, until it is dropped.
@@ -102,7 +103,7 @@ impl Drop for LoopImage {
 /// Names and attributes that a client knew of a device stayed as they were, whatever its application did.
 #[test]
 fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_caches() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
     let managed = BoundManager::new("", "bind = []");
@@ -110,7 +111,7 @@ fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_
     // The application is a mount, too, whose daemon has the device.
     let own = managed.place.path("src");
     let source = format!("bound:{}", managed.place.path("socket").display());
-    managed.place.ok(&["mount", "-o", "device=/one", &source, own.to_str().unwrap()]);
+    managed.place.expect_success(&["mount", "-o", "device=/one", &source, own.to_str().unwrap()]);
     managed.await_holder("application");
     let (there, here) = (mnt.join("one"), own);
     for round in 0..50_u32 {
@@ -159,15 +160,15 @@ fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_
     (0..40).for_each(|_| read(&file_of_one));
     assert_eq!(device(&managed.stat().unwrap(), 0, "pages_files"), 0);
     drop((file, file_of_one));
-    managed.place.ok(&["umount", here.to_str().unwrap()]);
+    managed.place.expect_success(&["umount", here.to_str().unwrap()]);
     managed.await_holder("manager");
     assert_eq!(fs::read_dir(&there).unwrap().count(), 5);
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_lost() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
     let managed = BoundManager::new("", "bind = []\noptions = [\"commit=0\"]");
@@ -196,12 +197,12 @@ fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_los
     assert_eq!(fs::read(mnt.join("one/file")).unwrap(), b"123");
     assert_eq!(fs::read(mnt.join("one/now")).unwrap(), b"rs");
     drop((file, renamed));
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn locks_of_others_are_lost_when_the_device_goes_and_the_next_call_says_so_once() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
     let managed = BoundManager::new("", "bind = []");
@@ -218,7 +219,7 @@ fn locks_of_others_are_lost_when_the_device_goes_and_the_next_call_says_so_once(
     assert!(matches!(&lost, Err(fs::TryLockError::Error(_))), "{lost:?}");
     file.try_lock().unwrap();
     drop(file);
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
 }
 
 /// Ends the loads, also if the test fails meanwhile.
@@ -232,7 +233,7 @@ impl Drop for LoadStop<'_> {
 
 #[test]
 fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
-    let Some(_) = TestPlace::to_mount() else { return };
+    let Some(_) = TestPlace::new_to_mount() else { return };
     let kills = if std::env::var_os("DEFUSE_FULL").is_some() { 1000 } else { 20 };
     let seed = u64::from(std::process::id()) << 20 | kills;
     println!("seed {seed}");
@@ -272,16 +273,16 @@ fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
     }
     println!("{kills} kills, {} durable files", count.load(Ordering::Relaxed));
     managed.await_holder("manager");
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
     assert_eq!(managed.end(), Some(0));
     for image in ["one", "two"] {
-        managed.place.ok(&["fsck", image]);
+        managed.place.expect_success(&["fsck", image]);
     }
 }
 
 #[test]
 fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
     let managed = BoundManager::new("", "bind = []");
@@ -328,7 +329,7 @@ fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit()
     assert_eq!(said.code, Some(0), "{}", said.err);
     managed.await_holder("manager");
     assert_eq!(fs::read(mnt.join("one/file")).unwrap(), b"one");
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
@@ -351,7 +352,7 @@ fn of_two_applications_that_ask_at_once_one_has_the_device_and_the_other_learns_
         });
         let [one, other] = both;
         let (loser, winner) = if lost == Some(0) { (one, other) } else { (other, one) };
-        let refused = said(loser.wait_with_output().unwrap());
+        let refused = from_output(loser.wait_with_output().unwrap());
         let pid = winner.id();
         assert_eq!(refused.code, Some(1), "{}", refused.err);
         assert!(
@@ -361,7 +362,7 @@ fn of_two_applications_that_ask_at_once_one_has_the_device_and_the_other_learns_
         );
         assert!(refused.err.contains("/one of the manager at"), "{}", refused.err);
         fs::write(managed.place.path(&format!("end{round}")), "").unwrap();
-        assert_eq!(said(winner.wait_with_output().unwrap()).code, Some(0));
+        assert_eq!(from_output(winner.wait_with_output().unwrap()).code, Some(0));
         managed.await_holder("manager");
         let winners = managed.shell("cat /x/one/winners");
         assert_eq!(winners.lines().count(), round + 1, "{winners}");
@@ -377,15 +378,15 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
     }
     let (place, open) = (&managed.place, PermissionsExt::from_mode(0o1777));
     fs::set_permissions(place.path(""), open).unwrap();
-    let program = place.for_all_users();
-    let library = place.library_for_all_users().unwrap_or_else(common::built_library);
+    let program = place.install_for_all_users();
+    let library = place.library_for_all_users().unwrap_or_else(common::find_built_library);
     let run = |uid: u32, device: &str| {
         let bound = managed.bound(device);
         let arguments =
             ["run", "--mount", &bound, "--", "sh", "-c", "echo mine >/y/mine && cat /y/mine"];
         let mut command = place.command_of(&program, &arguments);
         command.env("DEFUSE_PRELOAD_LIBRARY", &library);
-        said(command.uid(uid).gid(uid).output().unwrap())
+        from_output(command.uid(uid).gid(uid).output().unwrap())
     };
     let refused = run(65533, "/one");
     assert!(
@@ -435,7 +436,7 @@ fn a_manager_that_ends_leaves_the_device_and_the_next_one_reaches_it_there() {
 fn another_image_at_the_path_of_the_device_is_not_opened() {
     let managed = BoundManager::new("", "bind = []");
     assert_eq!(managed.shell("echo right >/x/one/a; cat /x/one/a"), "right\n");
-    managed.place.ok(&["mkfs", "uhs", "other", "--size", "64M"]);
+    managed.place.expect_success(&["mkfs", "uhs", "other", "--size", "64M"]);
     let application = managed.application("cat");
     let path = |name: &str| managed.place.path(name);
     fs::rename(path("one"), path("moved")).unwrap();
@@ -443,7 +444,7 @@ fn another_image_at_the_path_of_the_device_is_not_opened() {
     application.kill();
     managed.await_holder("manager");
     assert_eq!(managed.shell("cat /x/one/a"), "right\n");
-    managed.place.ok(&["fsck", "one"]);
+    managed.place.expect_success(&["fsck", "one"]);
     let busy = managed.place.run(&["fsck", "moved"]);
     assert!(busy.err.contains("EBUSY"), "{}", busy.err);
 }

@@ -10,11 +10,15 @@ use common::{TestPlace, eventually};
 
 #[test]
 fn a_backend_that_one_line_registers_is_mounted_by_its_name() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    assert!(place.ok(&["help", "options"]).contains("files=N"));
-    place.fails(2, &["mount", "example:", "mnt", "-o", "files=0"], "a number from 1 to");
-    place.fails(2, &["mount", "memory:", "mnt", "-o", "files=9"], "for sources of type example");
-    place.ok(&["mount", "example:", "mnt", "-o", "files=3"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    assert!(place.expect_success(&["help", "options"]).contains("files=N"));
+    place.expect_failure(2, &["mount", "example:", "mnt", "-o", "files=0"], "a number from 1 to");
+    place.expect_failure(
+        2,
+        &["mount", "memory:", "mnt", "-o", "files=9"],
+        "for sources of type example",
+    );
+    place.expect_success(&["mount", "example:", "mnt", "-o", "files=3"]);
     let (one, two) = (place.path("mnt/one"), place.path("mnt/two"));
 
     fs::write(&one, "first\n").unwrap();
@@ -44,7 +48,7 @@ fn a_backend_that_one_line_registers_is_mounted_by_its_name() {
     drop((open, file));
     // The kernel forgets the inode some time after the last close.
     eventually("room for a file", || fs::write(place.path("mnt/three"), "").is_ok());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// The library that a run loads into programs does not link this backend, so the run serves it, whatever
@@ -56,10 +60,10 @@ fn a_source_that_the_preloaded_library_does_not_link_is_served_by_the_run() {
         let script =
             "echo first > /x/file && cat /x/file && (echo second >> /x/file) && wc -l /x/file";
         let run = ["run", "--fork", fork, "--mount", "/x=example:,files=2"];
-        let out = place.ok(&[&run[..], &["--", "bash", "-c", script]].concat());
+        let out = place.expect_success(&[&run[..], &["--", "bash", "-c", script]].concat());
         assert_eq!(out, "first\n2 /x/file\n", "{fork}");
     }
-    place.fails(
+    place.expect_failure(
         2,
         &["run", "--mount", "/x=example:,size=1", "--", "true"],
         "known are ro, rw, files",

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{DefuseOutput, PROGRAM, TestPlace, eventually, said};
+use common::{DefuseOutput, PROGRAM, TestPlace, eventually, from_output};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Runs its arguments under limits (the file sizes are 512 * 20 bytes), with SIGTERM and SIGCHLD blocked, SIGXFSZ ignored, the file
@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 const STARTER: &str = "ulimit -Sf 20; ulimit -St 3600; exec 9>held; exec env --block-signal=TERM,CHLD --ignore-signal=XFSZ \"$@\"";
 
 /// The program with these arguments, started so.
-fn started(place: &TestPlace, arguments: &[&str]) -> DefuseOutput {
+fn start_with_limits(place: &TestPlace, arguments: &[&str]) -> DefuseOutput {
     let mut command = place.command_of(Path::new("sh"), &["-c", STARTER, "sh", PROGRAM]);
-    said(command.args(arguments).output().unwrap())
+    from_output(command.args(arguments).output().unwrap())
 }
 
 /// True if env(1) has the options. Otherwise prints the reason.
@@ -62,7 +62,7 @@ fn is_free(place: &TestPlace, pid: u32, what: &str) {
         for name in ["Max file size", "Max cpu time"] {
             assert_eq!(limit(process, name), "unlimited", "{what}: {name}");
         }
-        assert_eq!(limit(process, "Max open files"), hard_limit_of_files(process), "{what}");
+        assert_eq!(limit(process, "Max open files"), read_hard_limit_of_files(process), "{what}");
         let ignored = u64::from_str_radix(&status(process, "SigIgn:"), 16).unwrap();
         assert_eq!(ignored & 1 << 24, 0, "{what}: SIGXFSZ has no handler");
         let descriptors = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
@@ -78,7 +78,7 @@ fn is_free(place: &TestPlace, pid: u32, what: &str) {
     eventually(what, || rustix::process::test_kill_process(pid).is_err());
 }
 
-fn hard_limit_of_files(pid: u32) -> String {
+fn read_hard_limit_of_files(pid: u32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     line.split_whitespace().nth(1).unwrap().to_owned()
@@ -88,9 +88,9 @@ fn hard_limit_of_files(pid: u32) -> String {
 /// SIGTERM could not end it, and a lock of its starter was held until then.
 #[test]
 fn a_mount_has_no_limits_masks_and_descriptors_of_its_starter() {
-    let Some(place) = TestPlace::to_mount().filter(|_| can_start()) else { return };
+    let Some(place) = TestPlace::new_to_mount().filter(|_| can_start()) else { return };
     for options in ["rw", "sandbox=privileges", "no_sandbox"] {
-        let mounted = started(
+        let mounted = start_with_limits(
             &place,
             &["mount", "passthrough:src", "mnt", "-o", "no_passthrough", "-o", options],
         );
@@ -113,9 +113,9 @@ fn a_server_and_a_manager_have_no_limits_masks_and_descriptors_of_their_starter(
     );
     fs::write(place.path("config"), config).unwrap();
     for arguments in [&["serve", "memory:", "socket"][..], &["manager", "config"]] {
-        let told = started(&place, arguments);
+        let told = start_with_limits(&place, arguments);
         assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{arguments:?}");
-        let answer = place.ok(&["stat", "socket", "--json"]);
+        let answer = place.expect_success(&["stat", "socket", "--json"]);
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         is_free(&place, answer["pid"].as_u64().unwrap() as u32, arguments[0]);
         eventually("the end of the socket", || !place.path("socket").exists());
@@ -123,7 +123,7 @@ fn a_server_and_a_manager_have_no_limits_masks_and_descriptors_of_their_starter(
 }
 
 /// The text without the signals 32 and 33 among those that are ignored, which the C library uses for itself.
-fn without_internal(text: &str) -> String {
+fn strip_internal(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("SigIgn:\t") {
         Some(bits) => format!("{:x}", u64::from_str_radix(bits, 16).unwrap() & !(3 << 31)),
         None => line.to_owned(),
@@ -144,12 +144,12 @@ fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter
     for program in [&["sh", "-c", limits][..], &signals] {
         let native = {
             let mut command = place.command_of(Path::new("sh"), &["-c", STARTER, "sh"]);
-            said(command.args(program).output().unwrap())
+            from_output(command.args(program).output().unwrap())
         };
         let arguments = [&["run", "--mount", "m:=memory:", "--"][..], program].concat();
-        let run = started(&place, &arguments);
+        let run = start_with_limits(&place, &arguments);
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
-        assert_eq!(without_internal(&run.out), without_internal(&native.out));
+        assert_eq!(strip_internal(&run.out), strip_internal(&native.out));
         let expected = if program == signals { "SigBlk:\t0000000000014000" } else { "/held" };
         assert!(run.out.contains(expected), "{}", run.out);
     }
@@ -172,7 +172,7 @@ fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
             "-c",
             "echo x > m:/f; cat m:/f; ulimit -Sf",
         ]);
-        said(command.output().unwrap())
+        from_output(command.output().unwrap())
     };
     for source in ["m:=memory:", "m:=memory:,size=1G"] {
         let soft = limited("-Sf", source);
@@ -187,7 +187,7 @@ fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
     // Not killed by the signal, either.
     let script = "ulimit -f 8000; exec \"$@\"";
     let mut mkfs = place.command_of(Path::new("sh"), &["-c", script, "sh", PROGRAM]);
-    let told = said(mkfs.args(["mkfs", "uhs", "large", "--size", "64M"]).output().unwrap());
+    let told = from_output(mkfs.args(["mkfs", "uhs", "large", "--size", "64M"]).output().unwrap());
     assert!(told.code == Some(1) && told.err.contains("ulimit -f"), "{:?} {}", told.code, told.err);
 }
 
@@ -200,7 +200,7 @@ fn a_run_under_a_limit_of_address_space_works_or_names_the_limit() {
         let mut command = place.command_of(Path::new("sh"), &["-c", &script, "sh", PROGRAM]);
         let look = "echo x > m:/f; cat m:/f; ulimit -Sv";
         command.args(["run", "--mount", "m:=memory:", "--", "sh", "-c", look]);
-        said(command.output().unwrap())
+        from_output(command.output().unwrap())
     };
     let soft = limited("-Sv");
     assert_eq!((soft.code, soft.out.as_str()), (Some(0), "x\n300000\n"), "{}", soft.err);

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{DefuseOutput, TestPlace, eventually, said};
+use common::{DefuseOutput, TestPlace, eventually, from_output};
 use defuse_probe::{Op, RequestStage, StatsSnapshot};
 use foreign::{ForeignServer, has};
 use rustix::process::{Pid, Signal, kill_process};
@@ -43,9 +43,9 @@ fn stages_of(place: &TestPlace, work: impl FnOnce()) -> Option<StatsSnapshot> {
     let arguments = ["stat", "mnt", "--stages", "--json"];
     let mut stat = place.command(&arguments);
     let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stat = until_it_looks(stat);
+    let mut stat = wait_until_attached(stat);
     work();
-    let seen = ended(&mut stat);
+    let seen = interrupt_and_wait(&mut stat);
     assert_eq!(seen.code, Some(0), "{}", seen.err);
     let value: Value = serde_json::from_str(&seen.out).unwrap();
     if seen.out.contains("by tracefs") {
@@ -56,7 +56,7 @@ fn stages_of(place: &TestPlace, work: impl FnOnce()) -> Option<StatsSnapshot> {
 }
 
 /// Waits until a command has attached its programs, which its file descriptors show.
-fn until_it_looks(mut child: Child) -> Child {
+fn wait_until_attached(mut child: Child) -> Child {
     let pid = child.id();
     eventually("it looks into the kernel", || {
         if child.try_wait().unwrap().is_some() {
@@ -84,7 +84,7 @@ fn catches_interrupts(pid: u32) -> bool {
 }
 
 /// Interrupts a command and returns its output.
-fn ended(child: &mut Child) -> DefuseOutput {
+fn interrupt_and_wait(child: &mut Child) -> DefuseOutput {
     let _ = kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT);
     let mut out = String::new();
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
@@ -156,7 +156,7 @@ fn stages_agree_with_fio(place: &TestPlace) {
 
 #[test]
 fn the_stages_of_bindfs_under_fio_add_up_and_agree_with_fio() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !has("fio") {
         return;
     }
@@ -166,7 +166,7 @@ fn the_stages_of_bindfs_under_fio_add_up_and_agree_with_fio() {
 
 #[test]
 fn the_stages_of_sshfs_under_fio_add_up_and_agree_with_fio() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !has("fio") {
         return;
     }
@@ -176,10 +176,10 @@ fn the_stages_of_sshfs_under_fio_add_up_and_agree_with_fio() {
 
 #[test]
 fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     // Splicing is another way to receive a request.
     for options in ["splice,no_passthrough", "no_splice,no_passthrough"] {
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         let work = || {
             for number in 0..100 {
                 let path = place.path("mnt").join(number.to_string());
@@ -188,7 +188,7 @@ fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
             }
         };
         let snapshot = stages_of(&place, work);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         let Some(snapshot) = snapshot else { return };
         for op in [Op::LOOKUP, Op::CREATE, Op::WRITE, Op::UNLINK, Op::RELEASE] {
             assert_adds_up(&snapshot, op, 100);
@@ -203,18 +203,18 @@ fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
 
 #[test]
 fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let arguments = ["stat", "mnt", "--stages", "--via", "tracefs", "--json"];
     let mut stat = place.command(&arguments);
     let stat = stat.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stat = until_it_looks(stat);
+    let mut stat = wait_until_attached(stat);
     let pid = stat.id();
     for number in 0..50 {
         fs::create_dir(place.path("mnt").join(number.to_string())).unwrap();
     }
     std::thread::sleep(Duration::from_millis(300));
-    let seen = ended(&mut stat);
+    let seen = interrupt_and_wait(&mut stat);
     assert_eq!(seen.code, Some(0), "{}", seen.err);
     let snapshot: StatsSnapshot = serde_json::from_str(&seen.out).unwrap();
     let made = snapshot.get_stage(RequestStage::Total, Op::MKDIR).unwrap();
@@ -226,18 +226,18 @@ fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
 
 #[test]
 fn a_user_without_permission_to_observe_the_kernel_gets_the_next_step() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !has("setpriv") {
         return;
     }
-    place.ok(&["mount", "memory:", "mnt"]);
-    let program = place.for_all_users();
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    let program = place.install_for_all_users();
     let connection = place.list()[0]["connection"].to_string();
     for arguments in [["stat", &connection], ["top", "--once"], ["trace", &connection]] {
         let mut command =
             place.command_of(Path::new("setpriv"), &["--reuid=65534", "--clear-groups"]);
         let command = command.arg(&program).args(arguments).current_dir("/");
-        let seen = said(command.output().unwrap());
+        let seen = from_output(command.output().unwrap());
         assert_eq!(seen.code, Some(1), "{arguments:?}: {}", seen.out);
         assert!(seen.err.contains("not permitted") && seen.err.contains("as root"), "{}", seen.err);
         assert_eq!(seen.err.lines().count(), 1, "{}", seen.err);
@@ -246,15 +246,15 @@ fn a_user_without_permission_to_observe_the_kernel_gets_the_next_step() {
 
 #[test]
 fn without_capabilities_root_falls_back_or_gets_the_reason() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !has("setpriv") {
         return;
     }
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let without = |arguments: &[&str]| {
         let bounds = "--bounding-set=-bpf,-sys_admin,-perfmon";
         let mut command = place.command_of(Path::new("setpriv"), &[bounds]);
-        said(command.arg(common::PROGRAM).args(arguments).output().unwrap())
+        from_output(command.arg(common::PROGRAM).args(arguments).output().unwrap())
     };
     let arguments = ["stat", "mnt", "--stages", "--for", "0.1"];
     let barred = without(&[&arguments[..], &["--via", "bpf"]].concat());
@@ -281,10 +281,10 @@ fn trace_of(place: &TestPlace, arguments: &[&str], work: impl FnOnce()) -> Optio
     let all: Vec<&str> = ["trace", "mnt", "--json"].iter().chain(arguments).copied().collect();
     let mut trace = place.command(&all);
     let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut trace = until_it_looks(trace);
+    let mut trace = wait_until_attached(trace);
     work();
     std::thread::sleep(Duration::from_millis(100));
-    let seen = ended(&mut trace);
+    let seen = interrupt_and_wait(&mut trace);
     assert_eq!(seen.code, Some(0), "{}", seen.err);
     if seen.err.contains("by tracefs") {
         println!("not here: BPF is not permitted: {}", seen.err);
@@ -295,7 +295,7 @@ fn trace_of(place: &TestPlace, arguments: &[&str], work: impl FnOnce()) -> Optio
 
 #[test]
 fn a_trace_has_the_name_result_and_stages_of_each_request() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let mnt = place.path("mnt");
     let work = || {
@@ -325,7 +325,7 @@ fn a_trace_has_the_name_result_and_stages_of_each_request() {
 
 #[test]
 fn a_trace_applies_its_filters() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let mnt = place.path("mnt");
     let work = || {
@@ -347,13 +347,13 @@ fn a_trace_applies_its_filters() {
 
 #[test]
 fn a_timeline_for_perfetto_is_complete_and_well_formed() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     for via in ["bpf", "tracefs"] {
         let mut trace =
             place.command(&["trace", "mnt", "--via", via, "--perfetto", "timeline.json"]);
         let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut trace = until_it_looks(trace);
+        let mut trace = wait_until_attached(trace);
         // Several threads make requests overlap, and data causes readahead.
         std::thread::scope(|scope| {
             for name in ["one", "two", "three"] {
@@ -367,7 +367,7 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
             }
         });
         std::thread::sleep(Duration::from_millis(100));
-        let ended = ended(&mut trace);
+        let ended = interrupt_and_wait(&mut trace);
         if ended.code != Some(0) {
             println!("not here: {via} is not permitted here: {}", ended.err);
             continue;
@@ -381,11 +381,15 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
 
 #[test]
 fn a_breakdown_without_requests_gives_the_reason() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
-    place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    place.expect_failure(
+        1,
+        &["breakdown", "mnt", "--op", "create", "--", "true"],
+        "no CREATE ended",
+    );
     let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
-    place.fails(1, &failing, "the command ended with exit status: 3; no CREATE ended");
+    place.expect_failure(1, &failing, "the command ended with exit status: 3; no CREATE ended");
     for (op, told) in
         [("reed", "did you mean read?"), ("LOKUP", "did you mean lookup?"), ("xyz", "such as read")]
     {
@@ -396,7 +400,7 @@ fn a_breakdown_without_requests_gives_the_reason() {
 
 #[test]
 fn a_breakdown_runs_a_command_and_adds_up() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let script = "for i in 1 2 3 4 5; do rm -f mnt/$i; : > mnt/$i; done";
     let base = ["breakdown", "mnt", "--op", "create"];
@@ -417,51 +421,57 @@ fn a_breakdown_runs_a_command_and_adds_up() {
 
 #[test]
 fn knobs_are_shown_changed_and_refused() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let read = |text: String| serde_json::from_str::<Value>(&text).unwrap();
-    let values =
-        read(place.ok(&["tune", "mnt", "max_background=77", "congestion_threshold=33", "--json"]));
+    let values = read(place.expect_success(&[
+        "tune",
+        "mnt",
+        "max_background=77",
+        "congestion_threshold=33",
+        "--json",
+    ]));
     assert_eq!(
         (values["max_background"].as_u64(), values["waiting"].as_u64()),
         (Some(77), Some(0))
     );
     let connection = values["connection"].to_string();
-    assert_eq!(read(place.ok(&["tune", &connection, "--json"])), values);
-    assert!(place.ok(&["tune", "mnt"]).contains("congestion_threshold      33"));
+    assert_eq!(read(place.expect_success(&["tune", &connection, "--json"])), values);
+    assert!(place.expect_success(&["tune", "mnt"]).contains("congestion_threshold      33"));
     for wrong in ["max_background=0", "max_background=x", "other=1", "workers=0", "workers=1025"] {
         assert_eq!(place.run(&["tune", "mnt", wrong]).code, Some(2), "{wrong}");
     }
-    place.fails(1, &["tune", "src"], "neither the mount point");
-    place.fails(2, &["tune", "mnt", "--abort"], "--yes");
+    place.expect_failure(1, &["tune", "src"], "neither the mount point");
+    place.expect_failure(2, &["tune", "mnt", "--abort"], "--yes");
     fs::metadata(place.path("mnt")).unwrap();
-    place.ok(&["tune", "mnt", "--abort", "--yes"]);
+    place.expect_success(&["tune", "mnt", "--abort", "--yes"]);
     assert!(fs::read_dir(place.path("mnt")).is_err());
 }
 
 #[test]
 fn prometheus_output_covers_daemon_and_kernel() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     fs::write(place.path("mnt/file"), "x").unwrap();
-    let text = place.ok(&["stat", "mnt", "--prometheus"]);
+    let text = place.expect_success(&["stat", "mnt", "--prometheus"]);
     assert!(text.contains("op=\"CREATE\",stage=\"user\",le=\"+Inf\"} 1\n"), "{text}");
-    let text = place.ok(&["stat", "mnt", "--stages", "--for", "0.1", "--prometheus"]);
+    let text = place.expect_success(&["stat", "mnt", "--stages", "--for", "0.1", "--prometheus"]);
     assert!(text.starts_with("# HELP defuse_request_seconds "), "{text}");
 }
 
 #[test]
 fn top_prints_every_connection_for_scripts() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
-    let text = place.ok(&["top", "--once", "--every", "0.2"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    let text = place.expect_success(&["top", "--once", "--every", "0.2"]);
     let mnt = place.path("mnt");
     assert!(text.lines().any(|line| line.ends_with(mnt.to_str().unwrap())), "{text}");
-    let all: Value = serde_json::from_str(&place.ok(&["top", "--once", "--json"])).unwrap();
+    let all: Value =
+        serde_json::from_str(&place.expect_success(&["top", "--once", "--json"])).unwrap();
     let rows = all["connections"].as_array().unwrap();
     let row = rows.iter().find(|row| row["mount"] == mnt.to_str().unwrap()).unwrap();
     assert_eq!((row["daemon"].as_str(), row["congested"].as_bool()), (Some("defuse"), Some(false)));
-    place.fails(2, &["top"], "no terminal");
+    place.expect_failure(2, &["top"], "no terminal");
 }
 
 /// The sequence with which full-screen programs leave the screen.
@@ -469,20 +479,20 @@ const LEAVES: &str = "\u{1b}[?1049l";
 
 #[test]
 fn top_draws_reacts_to_keys_and_restores_the_terminal() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let mut terminal = TestTerminal::start(&place, &["top", "--every", "0.2", "--sort", "name"]);
-    terminal.shows("connections:");
+    terminal.wait_for_text("connections:");
     terminal.types(b"\r");
-    terminal.shows("PROCESSING");
+    terminal.wait_for_text("PROCESSING");
     terminal.types(b"q");
-    terminal.shows(LEAVES);
+    terminal.wait_for_text(LEAVES);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
     // A signal restores the terminal, too.
     let mut terminal = TestTerminal::start(&place, &["top"]);
-    terminal.shows("connections:");
+    terminal.wait_for_text("connections:");
     terminal.shown.clear();
     kill_process(Pid::from_raw(terminal.child.id() as i32).unwrap(), Signal::TERM).unwrap();
-    terminal.shows(LEAVES);
+    terminal.wait_for_text(LEAVES);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
 }

@@ -98,7 +98,7 @@ fn the_libraries_have_every_symbol_of_libfuse_with_its_version() {
 
 #[test]
 fn a_program_of_either_version_serves_its_directory() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let (mnt, src) = (place.path("mnt"), place.path("src"));
     let _guard = MountGuard(mnt.clone());
     for (version, hard) in [(2, false), (3, false), (3, true)] {
@@ -180,7 +180,7 @@ fn use_files(mnt: &Path, src: &Path, hard: bool) {
 
 #[test]
 fn threads_rename_and_write_at_the_same_time() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let (mnt, src) = (place.path("mnt"), place.path("src"));
     let _guard = MountGuard(mnt.clone());
     let Some(program) = directory_program(&place, 3) else { return };
@@ -211,7 +211,7 @@ fn threads_rename_and_write_at_the_same_time() {
 
 #[test]
 fn a_signal_ends_a_program_and_its_mount_with_the_exit_code_of_libfuse() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     for (version, code) in [(2, 0), (3, 8)] {
@@ -229,7 +229,7 @@ fn a_signal_ends_a_program_and_its_mount_with_the_exit_code_of_libfuse() {
 
 #[test]
 fn a_program_goes_into_the_background_when_its_mount_is_there() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     for version in [2, 3] {
@@ -250,7 +250,7 @@ fn a_program_goes_into_the_background_when_its_mount_is_there() {
 
 #[test]
 fn wrong_command_lines_have_the_exit_codes_and_reasons_of_libfuse() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let cases: &[(&[&str], [i32; 2], &str)] = &[
         (&[], [1, 2], "mountpoint"),
         (&["-h"], [1, 0], ""),
@@ -291,9 +291,9 @@ fn interfaces_that_are_not_served_fail_with_their_reason() {
 #[test]
 fn a_program_that_the_libraries_cannot_serve_is_refused_with_the_reason() {
     let place = TestPlace::new();
-    place.fails(1, &["fuse", "--", "no-such-program"], "is it installed, and in PATH?");
+    place.expect_failure(1, &["fuse", "--", "no-such-program"], "is it installed, and in PATH?");
     if let Some(program) = compile(&place, "static", "int main(void) { return 0; }", &["-static"]) {
-        place.fails(1, &["fuse", "--", program.to_str().unwrap()], "is linked statically");
+        place.expect_failure(1, &["fuse", "--", program.to_str().unwrap()], "is linked statically");
     }
     for (directory, says) in [
         ("/nonexistent", "libfuse.so.2 is not there"),
@@ -338,7 +338,7 @@ fn a_program_that_gains_rights_is_refused() {
 /// Debian's programs: each over the same files, and what is written through it is in the directory or image behind.
 #[test]
 fn programs_of_debian_serve_what_they_serve_with_libfuse() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let src = place.path("src");

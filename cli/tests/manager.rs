@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{TestPlace, TestTmpfs, eventually, said};
+use common::{TestPlace, TestTmpfs, eventually, from_output};
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -18,11 +18,11 @@ struct ManagerPlace {
 }
 
 impl ManagerPlace {
-    fn of(images: &[&str], options: &str) -> ManagerPlace {
+    fn start_with_images(images: &[&str], options: &str) -> ManagerPlace {
         let place = TestPlace::new();
         let mut config = format!("socket = {:?}\n", place.path("socket"));
         for image in images {
-            place.ok(&["mkfs", "uhs", image, "--size", "64M"]);
+            place.expect_success(&["mkfs", "uhs", image, "--size", "64M"]);
             let source = format!("uhs:{}", place.path(image).display());
             config +=
                 &format!("[[device]]\npath = \"/disks/{image}\"\nsource = {source:?}\n{options}\n");
@@ -34,7 +34,7 @@ impl ManagerPlace {
     fn servers(&self) -> Vec<serde_json::Value> {
         let socket = self.place.path("socket").display().to_string();
         let all: Vec<serde_json::Value> =
-            serde_json::from_str(&self.place.ok(&["list", "--json"])).unwrap();
+            serde_json::from_str(&self.place.expect_success(&["list", "--json"])).unwrap();
         all.into_iter().filter(|line| line["socket"] == socket.as_str()).collect()
     }
 
@@ -69,9 +69,9 @@ impl ManagerPlace {
 
 #[test]
 fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
-    let managed = ManagerPlace::of(&["one", "two"], "options = [\"commit=0\"]");
+    let managed = ManagerPlace::start_with_images(&["one", "two"], "options = [\"commit=0\"]");
     let place = &managed.place;
-    place.ok(&["manager", "manager.toml"]);
+    place.expect_success(&["manager", "manager.toml"]);
     let (out, code) = managed.shell("cd /x/disks && echo 1 >one/a && echo 2 >two/a && cat */a");
     assert_eq!((out.as_str(), code), ("1\n2\n", Some(0)));
     // The images are two file systems, and the directories above them belong to neither.
@@ -87,33 +87,37 @@ fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
     let source = format!("uhs:{}", place.path("two").display());
     let two = serde_json::json!({ "path": "/disks/two", "source": source });
     assert_eq!(server["devices"][1], two);
-    let table = place.ok(&["list"]);
+    let table = place.expect_success(&["list"]);
     assert!(table.lines().any(|line| line.contains("  /disks/two") && line.contains(&source)));
 
     managed.end();
     for image in ["one", "two"] {
-        place.ok(&["fsck", image]);
+        place.expect_success(&["fsck", image]);
     }
     // Changes without a sync are there.
-    place.ok(&["manager", "manager.toml"]);
+    place.expect_success(&["manager", "manager.toml"]);
     assert_eq!(managed.shell("cat /x/disks/two/moved /x/disks/two/a").0, "1\n2\n");
     managed.end();
 }
 
 #[test]
 fn a_manager_that_cannot_open_a_device_names_file_line_and_key_and_serves_nothing() {
-    let managed = ManagerPlace::of(&["one", "two"], "");
+    let managed = ManagerPlace::start_with_images(&["one", "two"], "");
     let place = &managed.place;
     fs::remove_file(place.path("two")).unwrap();
     let line = format!("{}:8: source: cannot open", place.path("manager.toml").display());
-    place.fails(1, &["manager", "manager.toml"], &line);
+    place.expect_failure(1, &["manager", "manager.toml"], &line);
     assert!(managed.servers().is_empty() && !place.path("socket").exists());
     // The first image was given back.
-    place.ok(&["fsck", "one"]);
+    place.expect_success(&["fsck", "one"]);
 
     fs::write(place.path("manager.toml"), "socket = 's'\npaths = 1\n").unwrap();
-    place.fails(2, &["manager", "--check", "manager.toml"], "manager.toml:2: paths: unknown field");
-    place.fails(1, &["manager", "none.toml"], "cannot read the configuration");
+    place.expect_failure(
+        2,
+        &["manager", "--check", "manager.toml"],
+        "manager.toml:2: paths: unknown field",
+    );
+    place.expect_failure(1, &["manager", "none.toml"], "cannot read the configuration");
 }
 
 /// The threads of a process with this name, and the processors that each may use.
@@ -135,7 +139,7 @@ fn processors_of(pid: Pid, thread: &str) -> Vec<String> {
 
 #[test]
 fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
-    let managed = ManagerPlace::of(&["one", "two"], "");
+    let managed = ManagerPlace::start_with_images(&["one", "two"], "");
     let place = &managed.place;
     // A machine with two nodes of one processor each; the disk with the images is at the second.
     let last = std::thread::available_parallelism().unwrap().get() - 1;
@@ -156,7 +160,7 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
     let config = fs::read_to_string(place.path("manager.toml")).unwrap();
     let config = format!("sysfs = {:?}\n{config}", place.path("sys"));
     fs::write(place.path("manager.toml"), config).unwrap();
-    place.ok(&["manager", "manager.toml", "--log-file", "log"]);
+    place.expect_success(&["manager", "manager.toml", "--log-file", "log"]);
     assert_eq!(processors_of(managed.pid(), "defuse-io"), [last.to_string(), last.to_string()]);
     let log = fs::read_to_string(place.path("log")).unwrap();
     let told = format!("one: one thread does its I/O, on processor {last} of node 1");
@@ -165,20 +169,21 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
     let script = "cd /x/disks && seq 100000 >one/a && sync && cp one/a two/b && cmp one/a two/b && echo same";
     assert_eq!(managed.shell(script), ("same\n".to_owned(), Some(0)));
     managed.end();
-    place.ok(&["fsck", "two"]);
+    place.expect_success(&["fsck", "two"]);
 }
 
 /// The figures of the file systems of a manager were nowhere to be seen.
 #[test]
 fn a_manager_tells_of_each_device_by_its_path() {
-    let managed = ManagerPlace::of(&["one"], "");
+    let managed = ManagerPlace::start_with_images(&["one"], "");
     let place = &managed.place;
     let config = fs::read_to_string(place.path("manager.toml")).unwrap();
     let memory = "[[device]]\npath = \"/scratch\"\nsource = \"memory:\"\n";
     fs::write(place.path("manager.toml"), config + memory).unwrap();
-    place.ok(&["manager", "manager.toml"]);
-    let asked =
-        || -> Value { serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap() };
+    place.expect_success(&["manager", "manager.toml"]);
+    let asked = || -> Value {
+        serde_json::from_str(&place.expect_success(&["stat", "socket", "--json"])).unwrap()
+    };
     let figure = |answer: &Value, device: usize, name: &str| -> u64 {
         let figures = answer["devices"][device]["figures"].as_array().unwrap();
         let found = figures.iter().find(|figure| figure["name"] == name);
@@ -200,11 +205,11 @@ fn a_manager_tells_of_each_device_by_its_path() {
     let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["versions_changes", "pages_limit"]);
 
-    let text = place.ok(&["stat"]);
+    let text = place.expect_success(&["stat"]);
     let source = format!("/disks/one  uhs:{}", place.path("one").display());
     let at = |wanted: &str| text.lines().position(|line| line == wanted);
     assert!(at(&source) < at("/scratch  memory:") && at(&source).is_some(), "{text}");
-    let metrics = place.ok(&["stat", "--prometheus"]);
+    let metrics = place.expect_success(&["stat", "--prometheus"]);
     let socket = place.path("socket").display().to_string();
     for (name, device) in [
         ("groups_total", "/disks/one"),
@@ -228,14 +233,14 @@ fn a_manager_tells_of_each_device_by_its_path() {
 
 #[test]
 fn cached_pages_count_for_the_device_of_their_file() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
-    let managed = ManagerPlace::of(&["one", "two"], "");
+    let managed = ManagerPlace::start_with_images(&["one", "two"], "");
     let place = &managed.place;
-    place.ok(&["manager", "manager.toml"]);
+    place.expect_success(&["manager", "manager.toml"]);
     let source = format!("shared:{}", place.path("socket").display());
-    place.ok(&["mount", &source, "mnt"]);
+    place.expect_success(&["mount", &source, "mnt"]);
     let file = place.path("mnt/disks/two/file");
     fs::write(&file, vec![7; 64 * 4096]).unwrap();
     // Past the kernel's cache, and often enough that the client requests the pages of the file.
@@ -245,7 +250,8 @@ fn cached_pages_count_for_the_device_of_their_file() {
         (0..64).for_each(|page| open.read_exact_at(&mut room, page * 4096).unwrap());
     };
     read_all();
-    let answer: Value = serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap();
+    let answer: Value =
+        serde_json::from_str(&place.expect_success(&["stat", "socket", "--json"])).unwrap();
     let filled = |device: usize| {
         let figures = answer["devices"][device]["figures"].as_array().unwrap();
         let figure = |name: &str| figures.iter().find(|figure| figure["name"] == name).unwrap();
@@ -257,23 +263,24 @@ fn cached_pages_count_for_the_device_of_their_file() {
     assert_eq!(filled(0), [0, 0]);
     // Reads from pages make no request: the client alone knows of them.
     read_all();
-    let own: Value = serde_json::from_str(&place.ok(&["stat", "mnt", "--json"])).unwrap();
+    let own: Value =
+        serde_json::from_str(&place.expect_success(&["stat", "mnt", "--json"])).unwrap();
     let figures = own["figures"].as_array().unwrap();
     let reads = figures.iter().find(|figure| figure["name"] == "page_reads").unwrap();
     assert!(reads["value"].as_u64() >= Some(32), "{own}");
     drop(open);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     managed.end();
 }
 
 /// All clients waited for the lock of a process that was stopped, until it was killed.
 #[test]
 fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fails_once() {
-    let managed = ManagerPlace::of(&["one"], "");
+    let managed = ManagerPlace::start_with_images(&["one"], "");
     let place = &managed.place;
     let config = fs::read_to_string(place.path("manager.toml")).unwrap();
     fs::write(place.path("manager.toml"), format!("dead-after = 1\n{config}")).unwrap();
-    place.ok(&["manager", "manager.toml", "--log-file", "log"]);
+    place.expect_success(&["manager", "manager.toml", "--log-file", "log"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     // The lock is taken by a program that has ended, and held by the shell, which writes by itself.
     let script = "cd /x/disks/one; exec 9>held; flock 9; echo $$ >pid; kill -STOP $$; \
@@ -288,7 +295,7 @@ fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fail
     let pid: i32 = managed.shell("cat /x/disks/one/pid").0.trim().parse().unwrap();
     let (out, code) = managed.shell("flock /x/disks/one/held echo mine");
     assert_eq!((out.as_str(), code), ("mine\n", Some(0)));
-    let told: Value = serde_json::from_str(&place.ok(&["stat", "--json"])).unwrap();
+    let told: Value = serde_json::from_str(&place.expect_success(&["stat", "--json"])).unwrap();
     assert_eq!(told["gauges"]["locks_lost"], 1, "{told}");
     let lost = |client: &&Value| client["locks_lost"] == 1 && client["locks"] == 0;
     assert!(told["clients"].as_array().unwrap().iter().any(|client| lost(&client)), "{told}");
@@ -297,7 +304,7 @@ fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fail
     let line = log.lines().find(|line| line.contains(&told)).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains("lost its lock on /disks/one/held"), "{line}");
     kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
-    let said = said(holder.wait_with_output().unwrap());
+    let said = from_output(holder.wait_with_output().unwrap());
     assert_eq!(said.out, "failed\nfine\n", "{}", said.err);
     managed.end();
 }
@@ -309,12 +316,12 @@ fn a_manager_that_cannot_make_all_changes_durable_fails_and_names_the_image() {
         println!("skipped: only root may mount a small tmpfs");
         return;
     }
-    let managed = ManagerPlace::of(&["good"], "");
+    let managed = ManagerPlace::start_with_images(&["good"], "");
     let place = &managed.place;
-    let small = TestTmpfs::on(place.path("small"), MountFlags::empty(), c"size=24M");
+    let small = TestTmpfs::mount_on(place.path("small"), MountFlags::empty(), c"size=24M");
     let image: PathBuf = small.path().join("image");
     let text = image.to_str().unwrap();
-    place.ok(&["mkfs", "uhs", text, "--size", "64M", "--sparse"]);
+    place.expect_success(&["mkfs", "uhs", text, "--size", "64M", "--sparse"]);
     let device = format!(
         "[[device]]\npath = \"/full\"\nsource = \"uhs:{text}\"\noptions = [\"commit=0\"]\n"
     );
@@ -328,10 +335,10 @@ fn a_manager_that_cannot_make_all_changes_durable_fails_and_names_the_image() {
     let fill = fs::write(small.path().join("fill"), vec![1; 24 << 20]);
     assert!(fill.is_err(), "the tmpfs is larger than it should be");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    let said = said(child.wait_with_output().unwrap());
+    let said = from_output(child.wait_with_output().unwrap());
     assert_eq!(said.code, Some(1), "{}", said.err);
     let last = said.err.lines().last().unwrap_or_default();
     assert!(last.contains(text) && last.contains("could be made durable"), "{last}");
     // The other image is complete.
-    place.ok(&["fsck", "good"]);
+    place.expect_success(&["fsck", "good"]);
 }

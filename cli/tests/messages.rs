@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{TestPlace, said};
+use common::{TestPlace, from_output};
 
 #[test]
 fn wrong_command_lines_exit_with_2() {
@@ -24,7 +24,7 @@ fn wrong_command_lines_exit_with_2() {
         ("mount memory:x mnt", "nothing may follow the colon"),
         ("help nothing", "there is no help about nothing"),
     ] {
-        place.fails(2, &line.split(' ').collect::<Vec<_>>(), text);
+        place.expect_failure(2, &line.split(' ').collect::<Vec<_>>(), text);
     }
     for line in ["", "mount", "mount memory:", "umount", "frob", "stat --watch x", "stat --frob"] {
         let words: Vec<_> = line.split(' ').filter(|word| !word.is_empty()).collect();
@@ -47,13 +47,13 @@ fn failed_operations_exit_with_1() {
         ("mount memory: mnt --log-file=no/log", "cannot write the log file"),
         ("man src/file", "cannot write"),
     ] {
-        place.fails(1, &line.split(' ').collect::<Vec<_>>(), text);
+        place.expect_failure(1, &line.split(' ').collect::<Vec<_>>(), text);
     }
 }
 
 #[test]
 fn unusable_mount_points_are_named() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::write(place.path("src/file"), "").unwrap();
     for (line, text) in [
         ("mount memory: missing", "create it first (mkdir)"),
@@ -66,9 +66,9 @@ fn unusable_mount_points_are_named() {
         assert!(said.err.contains(text), "{line}: {}", said.err);
     }
     assert!(place.list().is_empty());
-    place.ok(&["mount", "memory:", "src", "-o", "nonempty"]);
+    place.expect_success(&["mount", "memory:", "src", "-o", "nonempty"]);
     assert_eq!(fs::read_dir(place.path("src")).unwrap().count(), 0);
-    place.ok(&["umount", "src"]);
+    place.expect_success(&["umount", "src"]);
     assert!(place.path("src/file").exists());
 }
 
@@ -79,7 +79,7 @@ fn a_closed_output_is_not_a_failure() {
         let mut child = place.command(arguments);
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
-        let told = said(child.wait_with_output().unwrap());
+        let told = from_output(child.wait_with_output().unwrap());
         assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{arguments:?}");
     }
 }
@@ -87,17 +87,21 @@ fn a_closed_output_is_not_a_failure() {
 #[test]
 fn help_manual_and_completions_are_generated() {
     let place = TestPlace::new();
-    assert!(place.ok(&["--version"]).starts_with("defuse "));
-    assert!(place.ok(&["help", "options"]).contains("fd_cache=N"));
-    assert!(place.ok(&["help", "umount"]).contains("--lazy"));
-    assert!(place.ok(&["mount", "--help"]).contains("max_write=BYTES"));
-    assert!(!place.ok(&["mount", "-h"]).contains("max_write=BYTES"));
-    place.ok(&["man", "pages"]);
+    assert!(place.expect_success(&["--version"]).starts_with("defuse "));
+    assert!(place.expect_success(&["help", "options"]).contains("fd_cache=N"));
+    assert!(place.expect_success(&["help", "umount"]).contains("--lazy"));
+    assert!(place.expect_success(&["mount", "--help"]).contains("max_write=BYTES"));
+    assert!(!place.expect_success(&["mount", "-h"]).contains("max_write=BYTES"));
+    place.expect_success(&["man", "pages"]);
     let pages = ["defuse.1", "defuse-mount.1", "defuse-umount.1", "mount.fuse.defuse.8"];
     for page in pages.into_iter().chain(["umount.fuse.defuse.8"]) {
         assert!(place.path("pages").join(page).exists(), "{page}");
     }
-    for text in [place.ok(&["man"]), place.ok(&["--help"]), place.ok(&["mount", "--help"])] {
+    for text in [
+        place.expect_success(&["man"]),
+        place.expect_success(&["--help"]),
+        place.expect_success(&["mount", "--help"]),
+    ] {
         assert!(!text.contains('\u{1b}') && !text.contains("--daemon"));
     }
 }
@@ -125,7 +129,7 @@ fn shells_complete_sources_options_and_mounts() {
     path.push(":/usr/bin:/bin");
     let complete = |line: &str| {
         let mut bash = place.command_of(Path::new("/bin/bash"), &["-c", COMPLETE_LINE, "-", line]);
-        let said = said(bash.env("PATH", &path).output().unwrap());
+        let said = from_output(bash.env("PATH", &path).output().unwrap());
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{line}");
         said.out.lines().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -145,18 +149,18 @@ fn shells_complete_sources_options_and_mounts() {
     assert!(complete("defuse mount memory: mnt -o ro,no").contains(&"ro,noatime".to_owned()));
     let at = place.path("mnt").to_string_lossy().into_owned();
     assert!(!complete("defuse umount ").contains(&at));
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     for command in ["umount", "stat", "trace", "breakdown", "tune"] {
         assert!(complete(&format!("defuse {command} ")).contains(&at), "{command}");
     }
     for shell in ["zsh", "fish", "elvish"] {
-        let script = place.ok(&["completions", shell]);
+        let script = place.expect_success(&["completions", shell]);
         assert!(script.contains("DEFUSE_COMPLETE") && script.contains("defuse"), "{script}");
         let mut answer = place.command(&["--", "defuse", "umount", ""]);
         let answer = answer.env("DEFUSE_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "2");
         assert!(said(answer.output().unwrap()).out.contains(&at), "{shell}");
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
@@ -164,7 +168,8 @@ fn the_helper_has_the_exit_codes_of_mount_8() {
     let place = TestPlace::new();
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
-    let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    let run =
+        |arguments: &[&str]| from_output(place.command_of(&helper, arguments).output().unwrap());
     assert_eq!(run(&["memory:"]).code, Some(1));
     assert_eq!(run(&["memory:", "mnt", "-o", "remount"]).code, Some(32));
     assert_eq!(run(&["passthrough:missing", "mnt"]).code, Some(32));
@@ -175,10 +180,10 @@ fn the_helper_has_the_exit_codes_of_mount_8() {
 fn commands_that_measure_are_those_of_the_program_for_them() {
     use std::os::unix::fs::PermissionsExt;
     let place = TestPlace::new();
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     let run = |arguments: &[&str]| {
         let mut command = place.command_of(&program, arguments);
-        common::said(command.env("PATH", place.path("")).output().unwrap())
+        common::from_output(command.env("PATH", place.path("")).output().unwrap())
     };
     for command in ["study", "advise", "bench", "workload"] {
         let missing = run(&[command, "--json"]);

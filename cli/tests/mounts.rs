@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, TestPlace, eventually, said};
+use common::{PROGRAM, TestPlace, eventually, from_output};
 use rustix::process::{Signal, kill_process};
 
 /// A user without any rights.
@@ -18,8 +18,8 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn files_in_memory_are_served_listed_counted_and_removed() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt", "-o", "size=1M,mode=750", "-osync"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt", "-o", "size=1M,mode=750", "-osync"]);
     fs::write(place.path("mnt/file"), "hello").unwrap();
     assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"hello");
     let mode = fs::metadata(place.path("mnt")).unwrap().permissions().mode();
@@ -31,75 +31,90 @@ fn files_in_memory_are_served_listed_counted_and_removed() {
     assert_eq!(rows[0]["state"], "serving");
     assert_eq!(rows[0]["source"], "memory:");
     assert_eq!(rows[0]["mountpoint"], place.path("mnt").to_str().unwrap());
-    assert!(place.ok(&["list"]).contains("memory:"));
+    assert!(place.expect_success(&["list"]).contains("memory:"));
 
-    let json = place.ok(&["stat", "--json"]);
+    let json = place.expect_success(&["stat", "--json"]);
     let snapshot: defuse_probe::StatsSnapshot = serde_json::from_str(&json).unwrap();
     assert!(snapshot.get(defuse_probe::Op::CREATE).unwrap().latency.count >= 1);
-    assert!(place.ok(&["stat", "mnt"]).contains("CREATE"));
-    assert!(place.ok(&["stat", "--negotiated"]).contains("MAX_PAGES"));
-    let json = place.ok(&["stat", "mnt", "--negotiated", "--json"]);
+    assert!(place.expect_success(&["stat", "mnt"]).contains("CREATE"));
+    assert!(place.expect_success(&["stat", "--negotiated"]).contains("MAX_PAGES"));
+    let json = place.expect_success(&["stat", "mnt", "--negotiated", "--json"]);
     let agreed: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(agreed["decisions"].as_array().unwrap().len() > 40);
 
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(place.list().is_empty() && !place.is_mounted());
     assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0);
 }
 
 #[test]
 fn a_directory_is_served_in_every_profile() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for profile in ["default", "base", "opt"] {
-        place.ok(&["mount", "passthrough:src", "mnt", "--profile", profile, "--workers=2"]);
+        place.expect_success(&[
+            "mount",
+            "passthrough:src",
+            "mnt",
+            "--profile",
+            profile,
+            "--workers=2",
+        ]);
         fs::write(place.path("mnt").join(profile), profile).unwrap();
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         assert_eq!(fs::read_to_string(place.path("src").join(profile)).unwrap(), profile);
     }
 }
 
 #[test]
 fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let gauges = || {
-        let snapshot = serde_json::from_str(&place.ok(&["stat", "mnt", "--json"])).unwrap();
+        let snapshot =
+            serde_json::from_str(&place.expect_success(&["stat", "mnt", "--json"])).unwrap();
         let snapshot: defuse_probe::StatsSnapshot = snapshot;
         ["workers", "workers_max"].map(|name| snapshot.gauges[name])
     };
     for policy in ["paper", "merged"] {
-        place.ok(&["mount", "memory:", "mnt", "--workers", &format!("{policy}:3")]);
+        place.expect_success(&["mount", "memory:", "mnt", "--workers", &format!("{policy}:3")]);
         for name in ["a", "b", "c"] {
             fs::write(place.path("mnt").join(name), name).unwrap();
         }
         // A RELEASE runs beside the next request.
         let [threads, most] = gauges();
         assert!((2..=3).contains(&threads) && most == 3, "{threads} of {most}");
-        let agreed = place.ok(&["stat", "mnt", "--negotiated"]);
+        let agreed = place.expect_success(&["stat", "mnt", "--negotiated"]);
         assert!(agreed.contains(&format!("max_workers 3 ({policy})")), "{agreed}");
-        assert!(place.ok(&["tune", "mnt", "workers=1"]).contains("workers                    1"));
+        assert!(
+            place
+                .expect_success(&["tune", "mnt", "workers=1"])
+                .contains("workers                    1")
+        );
         eventually("one thread is left", || gauges() == [1, 1]);
-        place.ok(&["tune", "mnt", "workers=9"]);
+        place.expect_success(&["tune", "mnt", "workers=9"]);
         assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"a");
         eventually("there are two again", || {
             fs::write(place.path("mnt/d"), "d").unwrap();
             let [threads, most] = gauges();
             threads >= 2 && most == 9
         });
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
     let both = ["mount", "memory:", "mnt", "-oio_uring", "--workers=paper"];
-    place.fails(2, &both, "exclude each other");
-    place.ok(&["mount", "memory:", "mnt"]);
-    if place.ok(&["stat", "mnt", "--negotiated"]).contains("OVER_IO_URING          used") {
-        place.fails(1, &["tune", "mnt", "workers=4"], "mount it again");
+    place.expect_failure(2, &both, "exclude each other");
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    if place
+        .expect_success(&["stat", "mnt", "--negotiated"])
+        .contains("OVER_IO_URING          used")
+    {
+        place.expect_failure(1, &["tune", "mnt", "workers=4"], "mount it again");
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// A command outside took the number in the container for one of its own: it would have waited for, and named, another process.
 #[test]
 fn a_daemon_in_another_pid_namespace_has_its_number_here() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mut unshare = place.command_of(Path::new("unshare"), &["--pid", "--fork", "--kill-child"]);
     let arguments = ["mount", "--foreground", "memory:", "mnt"];
     let mut daemon = unshare.arg(PROGRAM).args(arguments).stderr(Stdio::null()).spawn().unwrap();
@@ -109,7 +124,7 @@ fn a_daemon_in_another_pid_namespace_has_its_number_here() {
     let children = format!("/proc/{0}/task/{0}/children", daemon.id());
     let child = fs::read_to_string(children).unwrap();
     assert_eq!(child.trim(), pid.as_raw_nonzero().to_string());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(daemon.wait().unwrap().success());
 }
 
@@ -117,7 +132,7 @@ fn a_daemon_in_another_pid_namespace_has_its_number_here() {
 /// source. (xfstests 120)
 #[test]
 fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let accessed = |name: &str| fs::metadata(place.path(name)).unwrap().accessed().unwrap();
     fs::write(place.path("src/file"), "x").unwrap();
@@ -127,12 +142,12 @@ fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
             let times = fs::FileTimes::new().set_accessed(old);
             fs::File::open(place.path(name)).unwrap().set_times(times).unwrap();
         }
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         for _ in 0..2 {
             assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"x");
             assert_eq!(fs::read_dir(place.path("mnt/dir")).unwrap().count(), 0);
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         for name in ["src/file", "src/dir"] {
             assert_eq!(accessed(name) == old, kept, "{name} with {options}");
         }
@@ -141,8 +156,8 @@ fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
 
 #[test]
 fn a_read_only_mount_is_not_written() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
     let refused = || {
         let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -157,12 +172,12 @@ fn a_read_only_mount_is_not_written() {
 // mount(8) failed: mounts of defuse could not be remounted (xfstests 294, 306, 452).
 #[test]
 fn a_mount_is_remounted_with_other_flags() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let remount = |options: &str| {
         let arguments = ["passthrough:src", "mnt", "-o", options];
-        said(place.command_of(&helper, &arguments).output().unwrap())
+        from_output(place.command_of(&helper, &arguments).output().unwrap())
     };
     let ok = |options: &str| {
         let said = remount(options);
@@ -174,7 +189,7 @@ fn a_mount_is_remounted_with_other_flags() {
         error.is_some_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
     };
     for first in ["rw", "ro"] {
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", first, "-o", "workers=3"]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", first, "-o", "workers=3"]);
         assert_eq!(is_read_only(), first == "ro");
         // mount(8) passes the options of mountinfo and of fstab.
         ok("rw,nosuid,nodev,relatime,user_id=0,group_id=0,workers=3,remount,ro");
@@ -183,9 +198,9 @@ fn a_mount_is_remounted_with_other_flags() {
         assert!(!is_read_only(), "mounted {first}");
         ok("remount,ro,noexec");
         assert!(is_read_only());
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     // Not copied by this process, which another test may fork meanwhile (ETXTBSY).
     let mut install = Command::new("install");
     assert!(install.args(["-m", "755", "/bin/true"]).arg(&file).status().unwrap().success());
@@ -214,17 +229,17 @@ fn a_mount_is_remounted_with_other_flags() {
 
 #[test]
 fn a_capability_is_switched_off_by_its_name() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt", "-o", "no_handle_killpriv_v2"]);
-    let told = place.ok(&["stat", "--negotiated"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt", "-o", "no_handle_killpriv_v2"]);
+    let told = place.expect_success(&["stat", "--negotiated"]);
     let line = told.lines().find(|line| line.starts_with("HANDLE_KILLPRIV_V2 ")).unwrap();
     assert!(line.contains("not used") && line.contains("option"), "{line}");
 }
 
 #[test]
 fn statistics_go_to_the_log_when_asked_and_to_their_file() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
     let log = || fs::read_to_string(place.path("log")).unwrap();
     fs::create_dir(place.path("mnt/dir")).unwrap();
     eventually("in the log", || {
@@ -232,7 +247,7 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
         place.signal(Signal::USR1);
         log().contains("MKDIR")
     });
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(log().contains("has ended"));
     let text = fs::read_to_string(place.path("stats")).unwrap();
     let snapshot: defuse_probe::StatsSnapshot = serde_json::from_str(&text).unwrap();
@@ -241,13 +256,13 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
 
 #[test]
 fn watching_ends_with_the_mount() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let mut watch = place.command(&["stat", "--watch", "0.05", "--json"]);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
-    place.ok(&["umount", "mnt"]);
-    let watched = said(watch.wait_with_output().unwrap());
+    place.expect_success(&["umount", "mnt"]);
+    let watched = from_output(watch.wait_with_output().unwrap());
     assert_eq!(watched.code, Some(0), "{}", watched.err);
     assert!(watched.out.lines().count() >= 1);
     for line in watched.out.lines() {
@@ -257,8 +272,8 @@ fn watching_ends_with_the_mount() {
 
 #[test]
 fn the_mount_of_a_killed_daemon_is_cleared_away() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let kill = || {
         place.signal(Signal::KILL);
         eventually("dead", || place.list()[0]["state"] == "dead");
@@ -269,24 +284,24 @@ fn the_mount_of_a_killed_daemon_is_cleared_away() {
         });
     };
     kill();
-    assert!(place.ok(&["list"]).contains("dead"));
-    place.ok(&["umount", "mnt"]);
+    assert!(place.expect_success(&["list"]).contains("dead"));
+    place.expect_success(&["umount", "mnt"]);
     assert!(!place.is_mounted() && place.list().is_empty());
 
     // Mounting clears it as well, and logs that.
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     kill();
-    place.ok(&["mount", "memory:", "mnt", "--log-file=log"]);
+    place.expect_success(&["mount", "memory:", "mnt", "--log-file=log"]);
     assert!(fs::read_to_string(place.path("log")).unwrap().contains("process has died"));
     fs::write(place.path("mnt/file"), "x").unwrap();
     assert_eq!(place.list().len(), 1);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(!place.is_mounted());
 }
 
 #[test]
 fn signals_unmount_cleanly() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut child = place.foreground(&["mount", "passthrough:src", "mnt", "--foreground"]);
         place.signal(signal);
@@ -297,11 +312,11 @@ fn signals_unmount_cleanly() {
 
 #[test]
 fn a_busy_mount_is_detached_by_one_signal_and_aborted_by_two() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mut child = place.foreground(&["mount", "memory:", "mnt", "-f"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     let file = fs::File::open(place.path("mnt/file")).unwrap();
-    place.fails(1, &["umount", "mnt"], "is in use");
+    place.expect_failure(1, &["umount", "mnt"], "is in use");
     let pid = place.pid();
     place.signal(Signal::TERM);
     eventually("detached", || !place.is_mounted());
@@ -315,8 +330,8 @@ fn a_busy_mount_is_detached_by_one_signal_and_aborted_by_two() {
 
 #[test]
 fn a_busy_mount_is_detached_when_asked_and_ends_with_its_last_file() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     let file = fs::File::open(place.path("mnt/file")).unwrap();
     let detached = place.run(&["umount", "--lazy", "mnt"]);
@@ -329,50 +344,51 @@ fn a_busy_mount_is_detached_when_asked_and_ends_with_its_last_file() {
 
 #[test]
 fn the_daemon_ends_when_somebody_else_unmounts() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
     eventually("ended", || fs::read_dir(place.path("run")).unwrap().count() == 0);
 }
 
 #[test]
 fn several_mounts_are_distinguished_and_unmounted_together() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::create_dir(place.path("mnt2")).unwrap();
-    place.ok(&["mount", "memory:", "mnt"]);
-    place.ok(&["mount", "passthrough:src", "mnt2"]);
-    place.fails(2, &["stat"], "name one of");
-    assert!(place.ok(&["stat", "mnt2"]).contains("measured"));
-    place.ok(&["umount", "mnt", "mnt2"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt2"]);
+    place.expect_failure(2, &["stat"], "name one of");
+    assert!(place.expect_success(&["stat", "mnt2"]).contains("measured"));
+    place.expect_success(&["umount", "mnt", "mnt2"]);
     assert!(place.list().is_empty());
 }
 
 #[test]
 fn the_topmost_of_several_mounts_is_used() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     let lower = place.pid();
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     assert_eq!(place.list().len(), 2);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert_eq!(place.pid(), lower);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(place.list().is_empty());
 }
 
 #[test]
 fn mount_8_calls_the_program_by_another_name() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
-    let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    let run =
+        |arguments: &[&str]| from_output(place.command_of(&helper, arguments).output().unwrap());
     let source = format!("passthrough:{}", place.path("src").display());
     let options = "rw,noauto,nofail,_netdev,x-systemd.requires=/srv,max_write=64K";
     let mounted = run(&[&source, "mnt", "-o", options]);
     assert_eq!((mounted.code, mounted.err.as_str()), (Some(0), ""));
     fs::write(place.path("mnt/file"), "x").unwrap();
     assert!(place.path("src/file").exists());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 
     assert_eq!(run(&[&source, "mnt", "-f"]).code, Some(0));
     assert!(!place.is_mounted());
@@ -384,19 +400,19 @@ fn mount_8_calls_the_program_by_another_name() {
 /// mount(8) drops `dev` and `suid` before it calls a helper: no line of fstab could request them.
 #[test]
 fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwise() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let refuses = |options: &str| {
         let mounted = place.command_of(&helper, &["memory:", "mnt", "-o", options]).output();
-        let mounted = said(mounted.unwrap());
+        let mounted = from_output(mounted.unwrap());
         assert_eq!((mounted.code, mounted.err.as_str()), (Some(0), ""), "{options}");
         let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mnt = place.path("mnt");
         let line = mountinfo.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap();
         let words: Vec<&str> = line.split([' ', ',']).collect();
         let refused = ["nosuid", "nodev"].map(|flag| words.contains(&flag));
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         refused
     };
     assert_eq!(refuses("rw"), [false, false]);
@@ -409,7 +425,7 @@ fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwis
 
 #[test]
 fn mount_fuse3_finds_the_program_before_the_source() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let helper = Path::new("/usr/sbin/mount.fuse3");
     if !helper.exists() {
         return println!("skipped: fuse3 is not installed");
@@ -418,23 +434,24 @@ fn mount_fuse3_finds_the_program_before_the_source() {
     let path = format!("{}:/usr/bin:/bin", place.path("").display());
     let mountpoint = place.path("mnt");
     let mut command = place.command_of(helper, &["defuse#memory:", mountpoint.to_str().unwrap()]);
-    let mounted = said(command.args(["-o", "rw,size=1M"]).env("PATH", path).output().unwrap());
+    let mounted =
+        from_output(command.args(["-o", "rw,size=1M"]).env("PATH", path).output().unwrap());
     assert_eq!(mounted.code, Some(0), "{}", mounted.err);
     fs::write(place.path("mnt/file"), "x").unwrap();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn other_users_get_no_answer_and_cannot_unmount() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let files = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
     let socket = files.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(place.path("run")).unwrap().permissions().mode() & 0o777, 0o700);
 
     // Even if they can reach the sockets.
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     for open in ["run", ""] {
         fs::set_permissions(place.path(open), fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -444,26 +461,26 @@ fn other_users_get_no_answer_and_cannot_unmount() {
         (["umount", "mnt"], "not permitted to unmount"),
     ] {
         let mut command = place.command_of(&program, &arguments);
-        let told = said(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        let told = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
         assert_eq!(told.code, Some(1));
         assert!(told.err.contains(text), "{}", told.err);
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn another_user_mounts_with_fusermount3() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("not here: /dev/fuse is not for all users here");
     }
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     for dir in ["", "mnt"] {
         chown(place.path(dir), Some(NOBODY), Some(NOBODY)).unwrap();
     }
     let run = |arguments: &[&str]| {
         let mut command = place.command_of(&program, arguments);
-        said(command.uid(NOBODY).gid(NOBODY).output().unwrap())
+        from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap())
     };
     let mounted = run(&["mount", "memory:", "mnt"]);
     if !["/usr/bin/fusermount3", "/bin/fusermount3"].iter().any(|path| Path::new(path).exists()) {
@@ -489,7 +506,7 @@ fn another_user_mounts_with_fusermount3() {
 #[test]
 fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors() {
     const FILES: usize = 5000;
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for number in 0..FILES {
         let dir = place.path(&format!("src/{}", number % 50));
         if number < 50 {
@@ -501,38 +518,38 @@ fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors()
     let script = "ulimit -n 1024 && exec setpriv --bounding-set -dac_read_search \"$0\" \
                   mount passthrough:src mnt -o timeout=600";
     let mut mount = place.command_of(Path::new("sh"), &["-c", script]);
-    let mounted = said(mount.arg(PROGRAM).output().unwrap());
+    let mounted = from_output(mount.arg(PROGRAM).output().unwrap());
     assert_eq!(mounted.code, Some(0), "{}", mounted.err);
     // Twice, so that the first files are looked up again.
     let script = "for i in 1 2; do find . -type f -exec cat {} + | wc -c; done";
     let mut count = Command::new("sh");
     let counted = count.args(["-c", script]).current_dir(place.path("mnt")).output();
-    let counted = said(counted.unwrap());
+    let counted = from_output(counted.unwrap());
     let bytes: usize = (0..FILES).map(|number| number.to_string().len()).sum();
     assert_eq!((counted.err.as_str(), counted.out), ("", format!("{bytes}\n{bytes}\n")));
     let pid = place.pid().as_raw_nonzero();
     let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     assert!(open < 1024, "{open} descriptors");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn more_files_can_be_open_than_the_usual_limit() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "no_passthrough"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "no_passthrough"]);
     let limits = fs::read_to_string(format!("/proc/{}/limits", place.pid().as_raw_nonzero()));
     let limits = limits.unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let mut words = line.split_whitespace().skip(3);
     assert_eq!(words.next(), words.next(), "{line}");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// A mount is in /proc/self/mountinfo before its daemon has negotiated with the kernel and
 /// registered. A `stat` in between took it for a foreign mount, and observed the kernel instead.
 #[test]
 fn a_visible_mount_is_recognized_at_once() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for round in 0..6 {
         let foreground = round % 2 == 0;
         let mut child = match foreground {
@@ -545,14 +562,14 @@ fn a_visible_mount_is_recognized_at_once() {
                 Some(child)
             }
             false => {
-                place.ok(&["mount", "memory:", "mnt"]);
+                place.expect_success(&["mount", "memory:", "mnt"]);
                 assert_eq!(place.list()[0]["state"], "serving");
                 None
             }
         };
-        let negotiated = place.ok(&["stat", "mnt", "--negotiated"]);
+        let negotiated = place.expect_success(&["stat", "mnt", "--negotiated"]);
         assert!(negotiated.starts_with("protocol 7."), "{negotiated}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         if let Some(child) = &mut child {
             assert!(child.wait().unwrap().success());
         }
@@ -561,8 +578,8 @@ fn a_visible_mount_is_recognized_at_once() {
 
 #[test]
 fn the_daemon_has_the_name_of_the_program() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid().as_raw_nonzero();
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
     assert_eq!(read("comm").trim(), "defuse");
@@ -594,15 +611,15 @@ print(changed(seen))
 // program that rebuilds changed files saw no change.
 #[test]
 fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for options in ["sync", "timeout=60", "no_passthrough", "exclusive"] {
         fs::write(place.path("src/file"), [0; 4096]).unwrap();
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         let mut python = Command::new("python3");
         let told = python.args(["-c", STORES]).arg(place.path("mnt/file")).output().unwrap();
-        let told = said(told);
+        let told = from_output(told);
         assert_eq!(told.out, "True\nTrue\n", "{options}: {}", told.err);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -628,28 +645,29 @@ fn compiled(place: &TestPlace, name: &str, text: &str) -> PathBuf {
 /// memory alone had been mended.
 #[test]
 fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let program = compiled(&place, "writes", WRITES);
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
         ("memory:", "rw"),
         ("uhs:img", "rw"),
         ("uhs:img", "writeback"),
         ("passthrough:src", "no_passthrough"),
     ] {
-        place.ok(&["mount", source, "mnt", "-o", options]);
-        let told = said(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
+        place.expect_success(&["mount", source, "mnt", "-o", options]);
+        let told =
+            from_output(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
         let found = (told.code, told.out.as_str());
         assert_eq!(found, (Some(0), "0\n"), "{source} {options}: {}", told.err);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
 #[test]
 fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let program = compiled(&place, "mixed", MIXED);
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
         ("memory:", "rw"),
         ("memory:", "writeback"),
@@ -660,11 +678,12 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
         ("passthrough:src", "no_passthrough"),
         ("passthrough:src", "no_passthrough,writeback"),
     ] {
-        place.ok(&["mount", source, "mnt", "-o", options]);
-        let told = said(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
+        place.expect_success(&["mount", source, "mnt", "-o", options]);
+        let told =
+            from_output(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
         let found = (told.code, told.out.as_str());
         assert_eq!(found, (Some(0), "done\n"), "{source} {options}: {}", told.err);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -672,8 +691,8 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
 /// live file were zeros.
 #[test]
 fn a_copy_of_a_file_with_dirty_pages_has_its_bytes() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     // Stores and writes into holes, copies by SEEK_DATA and by the number of blocks, and a look at the file while it is open and after.
     let script = r#"
 import mmap, os, subprocess, sys
@@ -705,19 +724,19 @@ for how in ("stored", "written", "written at the end", "unmapped", "closed and m
         ("passthrough:src", "no_passthrough"),
         ("passthrough:src", "writeback,no_passthrough"),
     ] {
-        place.ok(&["mount", source, "mnt", "-o", options]);
+        place.expect_success(&["mount", source, "mnt", "-o", options]);
         let mut python = Command::new("python3");
         let copied = python.args(["-c", script]).current_dir(place.path("mnt")).output().unwrap();
         let said = String::from_utf8_lossy(&copied.stderr);
         assert!(copied.status.success(), "{source} {options}: {said}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
 /// Files whose size the kernel does not know were empty: all of /proc, also below a served root.
 #[test]
 fn files_that_have_data_in_spite_of_their_size_are_read() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let below = place.path("src/proc");
     fs::create_dir(&below).unwrap();
     let flags = rustix::mount::MountFlags::empty();
@@ -726,7 +745,7 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
         [("passthrough:/proc", ""), ("passthrough:src", "proc/"), ("passthrough:/sys", "")]
     {
         for options in ["rw", "no_passthrough", "writeback", "cache=keep"] {
-            place.ok(&["mount", source, "mnt", "-o", options]);
+            place.expect_success(&["mount", source, "mnt", "-o", options]);
             let lines: &[&str] = match source {
                 "passthrough:/sys" => {
                     &["kernel/mm/transparent_hugepage/enabled", "devices/system/cpu/possible"]
@@ -742,7 +761,7 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
                     "{source} {options}: {name}: {read:?}"
                 );
             }
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
     rustix::mount::unmount(&below, rustix::mount::UnmountFlags::DETACH).unwrap();
@@ -752,11 +771,11 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
 /// its birth, and make(1) took what was built for older than its source.
 #[test]
 fn files_are_dated_in_the_order_of_their_changes() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for source in ["memory:", "uhs:img", "passthrough:src"] {
         for options in ["rw", "writeback", "writeback,no_passthrough"] {
-            place.ok(&["mount", source, "mnt", "-o", options]);
+            place.expect_success(&["mount", source, "mnt", "-o", options]);
             let dir = place.path("mnt");
             let changed = |name: &str| fs::metadata(dir.join(name)).unwrap().modified().unwrap();
             for round in 0..300 {
@@ -781,7 +800,7 @@ fn files_are_dated_in_the_order_of_their_changes() {
             for entry in fs::read_dir(&dir).unwrap() {
                 fs::remove_file(entry.unwrap().path()).unwrap();
             }
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
 }
@@ -790,13 +809,13 @@ fn files_are_dated_in_the_order_of_their_changes() {
 /// changed, such as those that wait for mail, never saw it.
 #[test]
 fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
     for source in ["memory:", "uhs:img", "passthrough:src"] {
         for options in ["rw", "writeback", "direct_io", "noatime"] {
             let what = format!("{source}, {options}");
-            place.ok(&["mount", source, "mnt", "-o", options]);
+            place.expect_success(&["mount", source, "mnt", "-o", options]);
             let (file, link) = (place.path("mnt/file"), place.path("mnt/link"));
             let accessed = |path: &Path| fs::symlink_metadata(path).unwrap().accessed().unwrap();
             fs::write(&file, "one").unwrap();
@@ -825,7 +844,7 @@ fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data
             }
             fs::remove_file(&file).unwrap();
             fs::remove_file(&link).unwrap();
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
 }

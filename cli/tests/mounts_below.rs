@@ -35,7 +35,7 @@ fn mount_kind(place: &TestPlace, kind: &str, below: &Path) {
             &place.path(""),
         ),
         "fuse" => {
-            place.ok(&["mount", "memory:", "src/fuse", "-o", "nonempty"]);
+            place.expect_success(&["mount", "memory:", "src/fuse", "-o", "nonempty"]);
         }
         "proc" => return mount("proc", below, "proc", none, None).unwrap(),
         kind => panic!("{kind}"),
@@ -62,7 +62,7 @@ fn unmount_soon(below: &Path, what: &str) {
 #[test]
 fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
     const KINDS: [&str; 5] = ["tmpfs", "ext4", "overlay", "fuse", "proc"];
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for dir in KINDS
         .map(|kind| format!("src/{kind}"))
         .iter()
@@ -75,7 +75,7 @@ fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
         fs::write(place.path("src").join(kind).join("beneath"), "").unwrap();
     }
     for options in OPTIONS {
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         let served = |kind: &str| place.path("mnt").join(kind);
         let shows = |kind: &str, name: &str| fs::symlink_metadata(served(kind).join(name)).is_ok();
         for kind in KINDS {
@@ -100,7 +100,7 @@ fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
             eventually_or(|| format!("{kind}, {options}: uncovered"), || shows(kind, "beneath"));
             assert!(!shows(kind, "f") && !shows(kind, "version"), "{kind}, {options}");
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -124,13 +124,13 @@ fn use_kind(kind: &str, served: &Path) {
 /// detach what is mounted there, and a working directory would have no path.
 #[test]
 fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for dir in ["src/overlay", "layers", "lower"] {
         fs::create_dir(place.path(dir)).unwrap();
     }
     let below = place.path("src/overlay");
     mount_kind(&place, "overlay", &below);
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     let made = place.path("mnt/overlay/made");
     for name in ["made", "other", "dir"] {
         assert!(fs::metadata(made.with_file_name(name)).is_err());
@@ -147,13 +147,13 @@ fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
     assert_eq!(fs::read_to_string(made.join("file")).unwrap(), "text");
     unmount(&made, UnmountFlags::empty()).unwrap();
     unmount_soon(&below, "after both");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// After a pause, files of a mount are reached by the name of its mount point again.
 #[test]
 fn a_mount_below_the_source_is_reached_again_after_a_pause() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let none = MountFlags::empty();
     let (outer, inner) = (place.path("src/outer"), place.path("src/outer/dir/inner"));
     fs::create_dir(&outer).unwrap();
@@ -166,7 +166,7 @@ fn a_mount_below_the_source_is_reached_again_after_a_pause() {
         fs::write(outer.join("single"), "single").unwrap();
         fs::write(place.path("src/file"), "").unwrap();
         mount_bind(outer.join("single"), place.path("src/file")).unwrap();
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         let served = place.path("mnt/outer/dir/inner/deep");
         let dir = fs::File::open(&served).unwrap();
         let read = || fs::read_to_string(served.join("file"));
@@ -182,14 +182,14 @@ fn a_mount_below_the_source_is_reached_again_after_a_pause() {
         unmount_soon(&inner, options);
         unmount_soon(&outer, options);
         eventually_or(|| format!("{options}: gone"), || read().is_err());
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
 /// A daemon that entered its own mount held it, and one with a single thread waited for itself.
 #[test]
 fn a_mount_inside_its_own_source_shows_what_it_covers() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for (at, foreign) in [("src/own", false), ("src/a/b/own", false), ("src/below/own", true)] {
         for options in OPTIONS {
             let what = format!("{at}, {options}");
@@ -202,7 +202,7 @@ fn a_mount_inside_its_own_source_shows_what_it_covers() {
             fs::create_dir_all(own.join("dir")).unwrap();
             fs::write(own.join("beneath"), "beneath").unwrap();
             let options = format!("nonempty,{options}");
-            place.ok(&["mount", "passthrough:src", at, "-o", &options]);
+            place.expect_success(&["mount", "passthrough:src", at, "-o", &options]);
             // The mount, and itself in it.
             let again = own.join(at.strip_prefix("src/").unwrap());
             assert_eq!(fs::read_to_string(again.join("beneath")).unwrap(), "beneath", "{what}");
@@ -222,7 +222,7 @@ fn a_mount_inside_its_own_source_shows_what_it_covers() {
             fs::create_dir(&other).unwrap();
             assert!(busy(fs::rename(&other, &again)), "{what}");
             fs::remove_dir(&other).unwrap();
-            place.ok(&["umount", at]);
+            place.expect_success(&["umount", at]);
             assert_eq!(fs::read_to_string(own.join("dir/new")).unwrap(), "new", "{what}");
             fs::remove_dir_all(&own).unwrap();
             if foreign {

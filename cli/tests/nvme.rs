@@ -58,11 +58,15 @@ fn a_controller_is_named_in_place_of_an_image() {
     let place = TestPlace::new();
     let (image, mnt) = ("nvme:0000:ff:1f.7", place.path("mnt"));
     let none = "there is no device 0000:ff:1f.7: `defuse nvme list`";
-    place.fails(1, &["mkfs", "uhs", image], none);
-    place.fails(1, &["dump", image], none);
-    place.fails(1, &["mount", "uhs:nvme:0000:ff:1f.7", mnt.to_str().unwrap()], none);
-    place.fails(1, &["mkfs", "uhs", "nvme:x"], "x is no address: write it as 0000:01:00.0");
-    place.ok(&["mkfs", "uhs", "./nvme:x", "--size", "16M", "--sparse"]);
+    place.expect_failure(1, &["mkfs", "uhs", image], none);
+    place.expect_failure(1, &["dump", image], none);
+    place.expect_failure(1, &["mount", "uhs:nvme:0000:ff:1f.7", mnt.to_str().unwrap()], none);
+    place.expect_failure(
+        1,
+        &["mkfs", "uhs", "nvme:x"],
+        "x is no address: write it as 0000:01:00.0",
+    );
+    place.expect_success(&["mkfs", "uhs", "./nvme:x", "--size", "16M", "--sparse"]);
     assert!(place.path("nvme:x").exists());
 }
 

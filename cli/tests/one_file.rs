@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{PROGRAM, TestPlace, said};
+use common::{PROGRAM, TestPlace, from_output};
 
 const LIBRARY: &str = "libdefuse_preload.so";
 
@@ -15,7 +15,7 @@ const LIBRARY: &str = "libdefuse_preload.so";
 const USER: &str = "--reuid=12345 --regid=12345 --clear-groups";
 
 /// A copy of the program alone in a directory which all users can enter.
-fn alone(place: &TestPlace) -> PathBuf {
+fn copy_alone(place: &TestPlace) -> PathBuf {
     let (dir, copy) = (place.path("bin"), place.path("bin/defuse"));
     fs::create_dir(&dir).unwrap();
     fs::copy(PROGRAM, &copy).unwrap();
@@ -34,13 +34,13 @@ fn script(place: &TestPlace, text: &str) -> Option<common::DefuseOutput> {
     let text = format!("set -e; mount -t tmpfs tmpfs /var/cache; {text}");
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation=private", "sh", "-c", &text]);
-    command.current_dir(place.path("")).env("PROGRAM", alone(place)).env("AS_USER", USER);
+    command.current_dir(place.path("")).env("PROGRAM", copy_alone(place)).env("AS_USER", USER);
     command.env_remove("XDG_CACHE_HOME").env_remove("XDG_RUNTIME_DIR").env_remove("HOME");
     command.env_remove("DEFUSE_PRELOAD_LIBRARY");
-    Some(said(command.output().unwrap()))
+    Some(from_output(command.output().unwrap()))
 }
 
-fn unpacked_below(dir: &Path) -> Vec<PathBuf> {
+fn find_unpacked(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let found = entries.map(|entry| entry.path().join(LIBRARY));
     found.filter(|path| path.exists()).collect()
@@ -81,7 +81,7 @@ fn a_user_has_the_library_in_the_own_cache() {
         return;
     };
     assert_eq!((seen.code, seen.out.as_str()), (Some(0), "in the mount\n"), "{}", seen.err);
-    assert_eq!(unpacked_below(&place.path("home/.cache/defuse")).len(), 1);
+    assert_eq!(find_unpacked(&place.path("home/.cache/defuse")).len(), 1);
 }
 
 /// Kinds of places in which the library cannot be kept: read-only, noexec, of another user, full.

@@ -82,7 +82,7 @@ fn check(programs: &[std::path::PathBuf], dir: &Path, entries: usize, what: &str
 #[test]
 fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
     const FILES: usize = 3000;
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(programs) = programs(&place) else { return };
     // Directories with hashed names and without, of one block and more. Layers of an overlay on two devices have inode numbers beyond 32 bits.
     sh(
@@ -104,7 +104,13 @@ fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
     let merged = 2 + FILES + 3;
     for options in ["rw", "cache=direct", "no_do_readdirplus", "handles=off,workers=1"] {
         for kind in kinds {
-            place.ok(&["mount", &format!("passthrough:src/{kind}"), "mnt", "-o", options]);
+            place.expect_success(&[
+                "mount",
+                &format!("passthrough:src/{kind}"),
+                "mnt",
+                "-o",
+                options,
+            ]);
             for (dir, files) in [("many", FILES), ("few", 9), ("none", 0)] {
                 let what = format!("{kind}/{dir}, {options}");
                 check(&programs, &place.path("mnt").join(dir), files + 2, &what);
@@ -112,16 +118,16 @@ fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
             if kind == "overlay" {
                 check(&programs, &place.path("mnt"), merged, &format!("merged, {options}"));
             }
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
-    place.ok(&["mkfs", "uhs", "uhs.img", "--size", "64M"]);
+    place.expect_success(&["mkfs", "uhs", "uhs.img", "--size", "64M"]);
     for source in ["memory:", "uhs:uhs.img"] {
-        place.ok(&["mount", source, "mnt"]);
+        place.expect_success(&["mount", source, "mnt"]);
         fs::create_dir(place.path("mnt/many")).unwrap();
         (0..FILES).for_each(|n| fs::write(place.path("mnt/many").join(n.to_string()), "").unwrap());
         check(&programs, &place.path("mnt/many"), FILES + 2, source);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
     sh("umount src/overlay src/ext4 src/plain src/tmpfs", &place.path(""));
 }

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 /// The limit for which calls wait. The servers begin much sooner, but the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(50);
 
-fn kills() -> u32 {
+fn kill_count() -> u32 {
     if std::env::var_os("DEFUSE_FULL").is_some() { 1000 } else { 20 }
 }
 
@@ -55,13 +55,13 @@ impl<'a> KillableServer<'a> {
 }
 
 /// The server of a source.
-fn serving(source: &str) -> Vec<String> {
+fn make_server_arguments(source: &str) -> Vec<String> {
     ["serve", "--shared", "--foreground", source, "socket"].map(str::to_owned).into()
 }
 
 /// Kills a server at random points while two programs use its mount, each in one of the directories.
 fn kill_under_load(place: &TestPlace, command: Vec<String>, scheme: &str, dirs: [&str; 2]) {
-    let seed = u64::from(std::process::id()) << 20 | u64::from(kills());
+    let seed = u64::from(std::process::id()) << 20 | u64::from(kill_count());
     println!("seed {seed}");
     let mut server = KillableServer::start(place, command);
     let text = format!("{scheme}:{}", place.path("socket").display());
@@ -78,7 +78,7 @@ fn kill_under_load(place: &TestPlace, command: Vec<String>, scheme: &str, dirs: 
             .collect();
         let mut random = LoadRandom(seed);
         let mut fails = false;
-        for _ in 0..kills() {
+        for _ in 0..kill_count() {
             std::thread::sleep(Duration::from_micros(random.next() % 200_000));
             server.kill();
             std::thread::sleep(Duration::from_micros(random.next() % 20_000));
@@ -104,37 +104,37 @@ fn kill_under_load(place: &TestPlace, command: Vec<String>, scheme: &str, dirs: 
         }
     }
     let durable: usize = loads.iter().map(|load| load.durable.len()).sum();
-    println!("{} kills, {durable} durable files", kills());
-    place.ok(&["umount", "mnt"]);
+    println!("{} kills, {durable} durable files", kill_count());
+    place.expect_success(&["umount", "mnt"]);
     server.kill();
 }
 
-fn killed_on_uhs(scheme: &str) {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "image", "--size", "1G"]);
+fn kill_on_uhs(scheme: &str) {
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "image", "--size", "1G"]);
     let source = format!("uhs:{}", place.path("image").display());
-    kill_under_load(&place, serving(&source), scheme, [""; 2]);
-    place.ok(&["fsck", "image"]);
+    kill_under_load(&place, make_server_arguments(&source), scheme, [""; 2]);
+    place.expect_success(&["fsck", "image"]);
 }
 
 #[test]
 fn kills_of_a_server_of_uhs_lose_nothing_durable_and_no_client_waits_longer() {
-    killed_on_uhs("shared");
+    kill_on_uhs("shared");
 }
 
 #[test]
 fn kills_of_a_server_of_a_directory_lose_nothing_durable_over_a_socket() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let source = format!("passthrough:{}", place.path("src").display());
-    kill_under_load(&place, serving(&source), "socket", [""; 2]);
+    kill_under_load(&place, make_server_arguments(&source), "socket", [""; 2]);
 }
 
 #[test]
 fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let images = ["one", "two"].map(|name| {
         let image = format!("{name}.image");
-        place.ok(&["mkfs", "uhs", &image, "--size", "512M"]);
+        place.expect_success(&["mkfs", "uhs", &image, "--size", "512M"]);
         (name, image)
     });
     let device = |(name, image): &(&str, String)| {
@@ -146,7 +146,7 @@ fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
     fs::write(place.path("disks.toml"), text).unwrap();
     let command = ["manager", "--foreground", "disks.toml"].map(str::to_owned);
     kill_under_load(&place, command.into(), "shared", ["one", "two"]);
-    images.iter().for_each(|(_, image)| drop(place.ok(&["fsck", image])));
+    images.iter().for_each(|(_, image)| drop(place.expect_success(&["fsck", image])));
 }
 
 /// Programs of a run reach the server through the run, which waits for the next one.
@@ -154,7 +154,7 @@ fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
 fn a_run_continues_with_the_next_server() {
     let place = TestPlace::new();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = KillableServer::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, make_server_arguments(&source));
     let mount =
         format!("/x=shared:{},reconnect={}", place.path("socket").display(), LIMIT.as_secs());
     let script = "echo one >/x/file; exec 5<>/x/file; echo ready >ready; \
@@ -166,7 +166,7 @@ fn a_run_continues_with_the_next_server() {
     server.kill();
     fs::write(place.path("killed"), "").unwrap();
     server.start_again();
-    let said = common::said(run.wait_with_output().unwrap());
+    let said = common::from_output(run.wait_with_output().unwrap());
     assert_eq!((said.out.as_str(), said.code), ("one\none\n", Some(0)), "{}", said.err);
     assert!(Path::new(&place.path("src").join("dir")).is_dir());
     server.kill();
@@ -182,16 +182,16 @@ fn a_program_that_reads_cached_pages_notices_the_end_of_their_server() {
         return;
     }
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
+    place.expect_success(&["mkfs", "uhs", "image", "--size", "64M"]);
     let source = format!("uhs:{}", place.path("image").display());
-    let mut server = KillableServer::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, make_server_arguments(&source));
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let write = |letter: &str| {
         let script = format!(
             "import os\nfor name, count in ('small', 100), ('large', 200000):\n \
              with open('/x/' + name, 'wb') as f: f.write(b'{letter}' * count); f.flush(); os.fsync(f.fileno())"
         );
-        place.ok(&["run", "--mount", &mount, "--", python, "-c", &script]);
+        place.expect_success(&["run", "--mount", &mount, "--", python, "-c", &script]);
     };
     write("o");
     let script = "
@@ -217,7 +217,7 @@ look()";
     eventually("served again", is_served);
     write("n");
     fs::write(place.path("changed"), "").unwrap();
-    let said = common::said(run.wait_with_output().unwrap());
+    let said = common::from_output(run.wait_with_output().unwrap());
     server.kill();
     assert_eq!(said.out, "o\no\nENOTCONN\nENOTCONN\n", "{}", said.err);
 }
@@ -226,10 +226,10 @@ look()";
 #[test]
 fn a_server_of_another_user_is_not_used() {
     use std::os::unix::process::CommandExt;
-    let Some(place) = TestPlace::to_mount() else { return };
-    let program = place.for_all_users();
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let program = place.install_for_all_users();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = KillableServer::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, make_server_arguments(&source));
     let text = format!("socket:{}", place.path("socket").display());
     eventually("mounted", || {
         place.run(&["mount", "-o", "reconnect=1", &text, "mnt"]).code == Some(0)
@@ -251,6 +251,6 @@ fn a_server_of_another_user_is_not_used() {
         fs::write(place.path("mnt").join("file"), "1").is_ok()
     });
     assert_eq!(fs::read(place.path("src").join("file")).unwrap(), b"1");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     server.kill();
 }

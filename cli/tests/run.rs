@@ -62,12 +62,12 @@ fn is_there(program: &str) -> bool {
 
 /// Runs `script` in a native directory, and with its working directory in a mount. Both runs must
 /// have the same output, and leave the same files.
-fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
-    same_with(&[], name, needs, mount, script);
+fn compare(name: &str, needs: &[&str], mount: &str, script: &str) {
+    compare_with(&[], name, needs, mount, script);
 }
 
 /// Runs the comparison of [`same`], with further `options` of the run.
-fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
+fn compare_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
     if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
         println!("skipped: {name}: {missing} is not installed");
         return;
@@ -109,7 +109,7 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
 /// Simulates a C library that cannot be analysed: calls are served only through the functions that
 /// programs import. The listing of files is not compared, because ls(1) and find(1) use calls
 /// within the C library.
-fn by_symbols(name: &str, _: &[&str], program: &str) {
+fn run_by_symbols(name: &str, _: &[&str], program: &str) {
     for source in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
         let place = TestPlace::new();
         let native = place.path("native");
@@ -124,22 +124,22 @@ fn by_symbols(name: &str, _: &[&str], program: &str) {
     }
 }
 
-fn everywhere(name: &str, needs: &[&str], script: &str) {
-    on_passthrough(name, needs, script);
+fn run_everywhere(name: &str, needs: &[&str], script: &str) {
+    run_on_passthrough(name, needs, script);
     // In another process, which all programs of the run share.
-    same(name, needs, "memory:", script);
+    compare(name, needs, "memory:", script);
 }
 
-fn on_passthrough(name: &str, needs: &[&str], script: &str) {
-    same(name, needs, "passthrough:SRC", script);
+fn run_on_passthrough(name: &str, needs: &[&str], script: &str) {
+    compare(name, needs, "passthrough:SRC", script);
     // Without backing descriptors every call is served in the process.
-    same(name, needs, "passthrough:SRC,backing=off", script);
+    compare(name, needs, "passthrough:SRC,backing=off", script);
 }
 
 /// Also with dispatch of calls that the C library does not make.
-fn dispatched(name: &str, needs: &[&str], script: &str) {
+fn run_dispatched(name: &str, needs: &[&str], script: &str) {
     for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
-        same_with(&["--dispatch"], name, needs, mount, script);
+        compare_with(&["--dispatch"], name, needs, mount, script);
     }
 }
 
@@ -159,7 +159,7 @@ fn coreutils_do_what_they_do_natively() {
         mkfifo p; (echo through > p &); cat p; ln -s nowhere dangling; cat dangling 2>&1 || true
         cat nothing 2>&1 || true; cd d; pwd; cd ..; ls -d */; unlink h; tail -c 2 f; cksum f; md5sum f
     "#;
-    everywhere("coreutils", &["bash"], script);
+    run_everywhere("coreutils", &["bash"], script);
 }
 
 #[test]
@@ -183,8 +183,8 @@ print(os.open("f", flags), os.read(0, 9))
 END
         python3 numbers.py
     "#;
-    everywhere("numbers", &["python3"], script);
-    same("numbers", &["python3"], "passthrough:SRC,handles=off", script);
+    run_everywhere("numbers", &["python3"], script);
+    compare("numbers", &["python3"], "passthrough:SRC,handles=off", script);
     // A layer that sees each read takes the descriptor of the file away, and with it the program's descriptor.
     let place = TestPlace::new();
     let source = place.path("src");
@@ -211,7 +211,7 @@ END
         printf '#!/bin/sh\necho "$0 $*"\n' > s; chmod +x s; ./s a b; cp $(command -v true) mytrue; ./mytrue && echo ran
         diff <(echo 1) <(echo 2); echo $?; set -C; echo x > out 2>&1; echo $?
     "#;
-    everywhere("bash", &["bash"], script);
+    run_everywhere("bash", &["bash"], script);
 }
 
 #[test]
@@ -222,10 +222,10 @@ fn archives_and_trees_come_out_the_same() {
         tar cf t.tar a; mkdir x; tar xf t.tar -C x; diff -r a x/a; find x -type l -o -type f | sort
         find a -name '*2' -exec cat {} +; find . -newer a/1 -name t.tar; rm t.tar
     "#;
-    everywhere("tar and find", &["tar", "find"], script);
+    run_everywhere("tar and find", &["tar", "find"], script);
     let script =
         "mkdir -p a/b; echo 1 > a/1; rsync -a a/ b/; echo 2 >> a/1; rsync -a a/ b/; cat b/1";
-    everywhere("rsync", &["rsync"], script);
+    run_everywhere("rsync", &["rsync"], script);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn git_keeps_its_history() {
         git gc -q; git fsck 2>&1; git log --format='%h %s'; git checkout -q -b x HEAD~1; ls; git status --short
         cd ..; git clone -q r s; cd s; git log --oneline | wc -l
     "#;
-    everywhere("git", &["git"], script);
+    run_everywhere("git", &["git"], script);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn compilers_build_and_what_they_build_runs() {
         printf '#include <stdio.h>\nint main(){FILE*f=fopen("o","w");fprintf(f,"%%d\\n",7);fclose(f);puts("ok");}' > x.c
         printf 'all: x\nx: x.c\n\t@gcc -O0 -o x x.c\n' > Makefile; make -s -j2; ./x; cat o; rm x
     "#;
-    everywhere("gcc and make", &["gcc", "make"], script);
+    run_everywhere("gcc and make", &["gcc", "make"], script);
 }
 
 #[test]
@@ -255,10 +255,10 @@ fn databases_and_languages_work() {
     let script =
         "sqlite3 db 'pragma journal_mode=wal; create table t(a); insert into t values(1),(2);
         select sum(a) from t;'; sqlite3 db 'select count(*) from t'; rm db*";
-    everywhere("sqlite3", &["sqlite3"], script);
+    run_everywhere("sqlite3", &["sqlite3"], script);
     let script = r#"perl -e 'open F,">p";print F "x\n";close F;open F,"<p";print <F>;print `cat p`;
         mkdir "d";opendir D,".";print join(",",sort grep !/^\./,readdir D),"\n";unlink "p";' "#;
-    everywhere("perl", &["perl"], script);
+    run_everywhere("perl", &["perl"], script);
     let script = r#"python3 -c '
 import os, mmap, fcntl, tempfile
 f = open("m", "w+b"); f.write(b"0" * 8192); f.flush()
@@ -270,7 +270,7 @@ if pid == 0: os.write(f.fileno(), b"child"); os._exit(0)
 os.waitpid(pid, 0); print(os.lseek(f.fileno(), 0, 1)); os.rename("m", "n"); print(os.path.realpath("n") == os.getcwd() + "/n")
 with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
 ' "#;
-    everywhere("python3", &["python3"], script);
+    run_everywhere("python3", &["python3"], script);
 }
 
 /// A parent that waits, as in vfork(2) and posix_spawn(3), has not requested a copy of its connection for the child.
@@ -306,7 +306,7 @@ print(held.seek(0), held.read())
         '; cat d/new"#;
     // Where descriptors are the kernel's, or another process has the files.
     for mount in ["passthrough:SRC", "memory:"] {
-        same("waiting", &["python3"], mount, script);
+        compare("waiting", &["python3"], mount, script);
     }
 }
 
@@ -314,7 +314,7 @@ print(held.seek(0), held.read())
 fn editors_write_their_files() {
     let script =
         "printf 'hi\\nthere\\n' > x; vim -u NONE -i NONE -es -c '%s/hi/ho/' -c 'wq' x; cat x";
-    everywhere("vim", &["vim"], script);
+    run_everywhere("vim", &["vim"], script);
 }
 
 #[test]
@@ -498,16 +498,16 @@ fn a_fork_that_would_lose_files_is_refused_with_the_next_step() {
 }
 
 /// Compiles a C program, and runs it natively and in a mount. Both runs must have the same output.
-fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
-    same_compiled(&[], name, code, check);
+fn compare_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    compare_compiled(&[], name, code, check);
 }
 
 /// Runs the comparison of [`same_c`], for a statically linked program.
-fn same_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
-    same_compiled(&["-static"], name, code, check);
+fn compare_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+    compare_compiled(&["-static"], name, code, check);
 }
 
-fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], &str)) {
+fn compare_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     if !is_there("gcc") {
         println!("skipped: {name}: gcc is not installed");
         return;
@@ -528,7 +528,7 @@ fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], 
 
 #[test]
 fn calls_of_every_family_behave_as_natively() {
-    same_c("families", include_str!("run/families.c"), everywhere);
+    compare_c("families", include_str!("run/families.c"), run_everywhere);
 }
 
 // The entry wrote to our stack before the thread was on it. A signal in between was handled at once,
@@ -536,24 +536,24 @@ fn calls_of_every_family_behave_as_natively() {
 // arguments of the handler.
 #[test]
 fn a_signal_may_interrupt_a_call_at_each_instruction() {
-    same_c("stepped", include_str!("run/stepped.c"), everywhere);
+    compare_c("stepped", include_str!("run/stepped.c"), run_everywhere);
 }
 
 // Waiting for a lock set errno although the call succeeded. LMDB checks errno after fcntl(2), and
 // did not open its database.
 #[test]
 fn calls_that_succeed_leave_errno_alone() {
-    same_c("errno", include_str!("run/errno.c"), everywhere);
+    compare_c("errno", include_str!("run/errno.c"), run_everywhere);
 }
 
 #[test]
 fn a_thousand_forks_in_a_row_share_one_position() {
-    same_c("forks", include_str!("run/forks.c"), everywhere);
+    compare_c("forks", include_str!("run/forks.c"), run_everywhere);
 }
 
 #[test]
 fn many_threads_open_and_close_while_signals_arrive() {
-    same_c("threads", include_str!("run/threads.c"), on_passthrough);
+    compare_c("threads", include_str!("run/threads.c"), run_on_passthrough);
 }
 
 /// Opening a fifo walked the path three times. If another process replaced the fifo by a file
@@ -561,34 +561,34 @@ fn many_threads_open_and_close_while_signals_arrive() {
 /// caused ESTALE.
 #[test]
 fn a_name_that_another_process_replaces_is_the_old_file_or_the_new() {
-    same_c("swaps", include_str!("run/swaps.c"), everywhere);
+    compare_c("swaps", include_str!("run/swaps.c"), run_everywhere);
 }
 
 #[test]
 fn ending_threads_unmap_the_stacks_of_others() {
-    same_c("endings", include_str!("run/endings.c"), everywhere);
+    compare_c("endings", include_str!("run/endings.c"), run_everywhere);
 }
 
 #[test]
 fn programs_with_small_stacks_work() {
-    same_c("stacks", include_str!("run/stacks.c"), everywhere);
+    compare_c("stacks", include_str!("run/stacks.c"), run_everywhere);
 }
 
 #[test]
 fn handlers_on_alternate_stacks_use_files_during_file_operations() {
-    same_c("onstack", include_str!("run/onstack.c"), everywhere);
+    compare_c("onstack", include_str!("run/onstack.c"), run_everywhere);
 }
 
 #[test]
 fn shared_mappings_of_a_file_are_one() {
-    same_c("mappings", include_str!("run/mappings.c"), everywhere);
+    compare_c("mappings", include_str!("run/mappings.c"), run_everywhere);
 }
 
 #[test]
 fn programs_that_map_one_file_see_each_other() {
-    same_c("shared", include_str!("run/shared.c"), |name, needs, script| {
-        same(name, needs, "passthrough:SRC", script);
-        same(name, needs, "memory:", script);
+    compare_c("shared", include_str!("run/shared.c"), |name, needs, script| {
+        compare(name, needs, "passthrough:SRC", script);
+        compare(name, needs, "memory:", script);
     });
 }
 
@@ -620,75 +620,75 @@ print(seen, list(db.execute("pragma integrity_check")), list(db.execute("pragma 
         cat reader; rm reader done
         sqlite3 db 'select count(*) from t; pragma integrity_check;'; rm db*
     "#;
-    same("sqlite3", &["sqlite3", "python3"], "memory:", script);
-    same("sqlite3", &["sqlite3", "python3"], "passthrough:SRC,backing=off", script);
+    compare("sqlite3", &["sqlite3", "python3"], "memory:", script);
+    compare("sqlite3", &["sqlite3", "python3"], "passthrough:SRC,backing=off", script);
 }
 
 #[test]
 fn processes_are_created_while_threads_work() {
-    same_c("spawns", include_str!("run/spawns.c"), everywhere);
+    compare_c("spawns", include_str!("run/spawns.c"), run_everywhere);
 }
 
 /// posix_spawn(3) returned 0 where its child could not begin, and what a child of vfork(2) leaves in a variable of its
 /// parent, as busybox does, was lost.
 #[test]
 fn failures_of_children_are_told_as_natively() {
-    same_c("failures", include_str!("run/failures.c"), everywhere);
-    same_c("failures", include_str!("run/failures.c"), |name, needs, script| {
-        same_with(&["--dispatch"], name, needs, "memory:", script);
+    compare_c("failures", include_str!("run/failures.c"), run_everywhere);
+    compare_c("failures", include_str!("run/failures.c"), |name, needs, script| {
+        compare_with(&["--dispatch"], name, needs, "memory:", script);
     });
-    same_static("failures, static", include_str!("run/failures.c"), |name, needs, script| {
-        same_with(&["--dispatch"], name, needs, "memory:", script);
+    compare_static("failures, static", include_str!("run/failures.c"), |name, needs, script| {
+        compare_with(&["--dispatch"], name, needs, "memory:", script);
     });
 }
 
 #[test]
 fn killed_children_do_not_affect_their_parent() {
-    same_c("kills", include_str!("run/kills.c"), everywhere);
+    compare_c("kills", include_str!("run/kills.c"), run_everywhere);
 }
 
 /// Unnamed files and removed directories stay open across execve(2) if the run serves the mount.
 /// Unused ones are released.
 #[test]
 fn open_files_survive_execve() {
-    same_c("programs", include_str!("run/programs.c"), |name, needs, script| {
+    compare_c("programs", include_str!("run/programs.c"), |name, needs, script| {
         // Only a file system in memory reports the number of files in use.
         let counts = "[ $PWD != /defuse-test ] || export COUNTS=1";
-        same(name, needs, "memory:", &format!("{counts}; {script}"));
+        compare(name, needs, "memory:", &format!("{counts}; {script}"));
     });
 }
 
 #[test]
 fn an_unknown_c_library_is_served_through_its_functions() {
-    same_c("plain.c", include_str!("run/plain.c"), everywhere);
-    same_c("plain.c", include_str!("run/plain.c"), by_symbols);
+    compare_c("plain.c", include_str!("run/plain.c"), run_everywhere);
+    compare_c("plain.c", include_str!("run/plain.c"), run_by_symbols);
 }
 
 #[test]
 fn interrupted_calls_behave_as_natively() {
-    same_c("interrupts.c", include_str!("run/interrupts.c"), everywhere);
+    compare_c("interrupts.c", include_str!("run/interrupts.c"), run_everywhere);
 }
 
 #[test]
 fn threads_are_cancelled_as_natively() {
-    same_c("cancels.c", include_str!("run/cancels.c"), everywhere);
+    compare_c("cancels.c", include_str!("run/cancels.c"), run_everywhere);
 }
 
 /// Programs on glibc 2.41 made no files: all calls in which a thread can be cancelled go through one function of that C
 /// library, whose call gets its number as an argument, and which was not replaced.
 #[test]
 fn calls_with_a_number_in_a_register_are_served_and_interrupted_as_natively() {
-    same_c("bridge.c", include_str!("run/bridge.c"), everywhere);
+    compare_c("bridge.c", include_str!("run/bridge.c"), run_everywhere);
 }
 
 #[test]
 fn programs_can_use_thousands_of_descriptors() {
-    same_c("many.c", include_str!("run/many.c"), everywhere);
+    compare_c("many.c", include_str!("run/many.c"), run_everywhere);
 }
 
 #[test]
 fn file_changes_are_notified_as_natively() {
-    same_c("watches.c", include_str!("run/watches.c"), on_passthrough);
+    compare_c("watches.c", include_str!("run/watches.c"), run_on_passthrough);
 }
 
 /// The kernel cannot watch a file without a backing file, and programs get an error.
@@ -708,7 +708,7 @@ fn files_in_memory_cannot_be_watched() {
 
 #[test]
 fn a_full_table_of_descriptors_is_full_at_the_same_number() {
-    same_c("full", include_str!("run/full.c"), everywhere);
+    compare_c("full", include_str!("run/full.c"), run_everywhere);
 }
 
 /// On files that were opened before execve(2), ftruncate(2) and similar calls failed with `EBADF`,
@@ -717,13 +717,13 @@ fn a_full_table_of_descriptors_is_full_at_the_same_number() {
 /// of the library.
 #[test]
 fn inherited_files_keep_all_their_abilities() {
-    same_c("inherited", include_str!("run/inherited.c"), everywhere);
+    compare_c("inherited", include_str!("run/inherited.c"), run_everywhere);
     let script = r#"
         echo hi > f; cp /dev/stdin x < f; cp /dev/fd/4 y 4< f; cat x y; dd if=f of=/dev/stdout conv=fsync > z 2> e
         cat z; dd if=f conv=fsync 2> e > w; cat w; rm e; mkfifo p; (echo through > p &); cp p copy 2> e; cat copy
         rm e; cp --reflink=always f g 2> e; grep -c address e; rm -f e g
     "#;
-    everywhere("what is opened once more", &["bash"], script);
+    run_everywhere("what is opened once more", &["bash"], script);
 }
 
 /// True for root. Otherwise prints that the test is skipped.
@@ -740,7 +740,7 @@ fn each_thread_has_its_own_credentials() {
     if !may_become_others() {
         return;
     }
-    same_c("users", include_str!("run/users.c"), everywhere);
+    compare_c("users", include_str!("run/users.c"), run_everywhere);
 }
 
 /// A directory that root has searched a moment ago is closed to another user of the same process, and to everyone after its mode
@@ -764,7 +764,7 @@ for dir in ('d', 'd/e'):
         for _ in range(2):
             look('root'); os.seteuid(65534); look('other'); os.seteuid(0)
 ""#;
-    everywhere("searched directories", &["python3"], script);
+    run_everywhere("searched directories", &["python3"], script);
 }
 
 /// The kernel itself changes files whose descriptors programs have, by the rules that it has for all files.
@@ -798,7 +798,7 @@ for how in (os.O_RDWR, os.O_RDONLY, os.O_RDWR | os.O_APPEND):
         do('allocate', os.posix_fallocate, fd, 0, 9000); do('sync', os.fsync, fd); do('sync', os.fdatasync, fd)
         show(fd)
 ""#;
-    everywhere("changes of open files", &["python3"], script);
+    run_everywhere("changes of open files", &["python3"], script);
 }
 
 #[test]
@@ -811,7 +811,7 @@ fn a_file_is_read_by_the_rights_of_its_reader() {
         for user in "--reuid 65534 --regid 65534" "--reuid 65534 --regid 0" "--bounding-set=-all --inh-caps=-all"; do
             for mode in 000 040 004 400 640; do setpriv $user --clear-groups cat $mode; done
         done; cat 000"#;
-    everywhere("readers", &["setpriv"], script);
+    run_everywhere("readers", &["setpriv"], script);
 }
 
 /// A program executed after root has become another user accesses the mounts as that user.
@@ -834,7 +834,7 @@ print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_
         su nobody -s /bin/sh -c 'cat o; cat s; id -un'
         chmod 1777 .; $other rm -f o m; ls
     "#;
-    same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
+    compare("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
 }
 
 /// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whatever user changed the file:
@@ -848,11 +848,11 @@ fn set_id_bits_are_cleared_by_each_change_and_each_user_as_natively() {
     let script = format!("cat > script.py <<'END'\n{script}\nEND\n/usr/bin/python3 script.py");
     let needs = ["setpriv", "/usr/bin/python3"];
     for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
-        same("set-id bits", &needs, mount, &script);
+        compare("set-id bits", &needs, mount, &script);
     }
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
-    same("set-id bits", &needs, &format!("uhs:{}", place.path("image").display()), &script);
+    place.expect_success(&["mkfs", "uhs", "image", "--size", "64M"]);
+    compare("set-id bits", &needs, &format!("uhs:{}", place.path("image").display()), &script);
 }
 
 /// The server of a run refuses clients that name a connection that does not exist, even a program
@@ -898,40 +898,40 @@ except ConnectionResetError: print("nothing")
 
 #[test]
 fn the_heap_of_the_program_is_not_used() {
-    same_c("heap", include_str!("run/heap.c"), everywhere);
+    compare_c("heap", include_str!("run/heap.c"), run_everywhere);
 }
 
 #[test]
 fn system_calls_without_the_c_library_behave_as_natively() {
-    same_c("raw", include_str!("run/raw.c"), dispatched);
+    compare_c("raw", include_str!("run/raw.c"), run_dispatched);
 }
 
 /// With dispatch, on one mount, which is enough if the calls are the same on all mounts.
-fn once(name: &str, needs: &[&str], script: &str) {
-    same_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
+fn run_once(name: &str, needs: &[&str], script: &str) {
+    compare_with(&["--dispatch"], name, needs, "passthrough:SRC,backing=off", script);
 }
 
 #[test]
 fn static_programs_behave_as_natively() {
-    same_static("raw, static", include_str!("run/raw.c"), dispatched);
-    same_static("forks, static", include_str!("run/forks.c"), once);
-    same_static("threads, static", include_str!("run/threads.c"), once);
-    same_static("endings, static", include_str!("run/endings.c"), once);
-    same_static("stacks, static", include_str!("run/stacks.c"), once);
-    same_static("mappings, static", include_str!("run/mappings.c"), once);
-    same_static("full, static", include_str!("run/full.c"), once);
-    same_static("kills, static", include_str!("run/kills.c"), once);
+    compare_static("raw, static", include_str!("run/raw.c"), run_dispatched);
+    compare_static("forks, static", include_str!("run/forks.c"), run_once);
+    compare_static("threads, static", include_str!("run/threads.c"), run_once);
+    compare_static("endings, static", include_str!("run/endings.c"), run_once);
+    compare_static("stacks, static", include_str!("run/stacks.c"), run_once);
+    compare_static("mappings, static", include_str!("run/mappings.c"), run_once);
+    compare_static("full, static", include_str!("run/full.c"), run_once);
+    compare_static("kills, static", include_str!("run/kills.c"), run_once);
 }
 
 #[test]
 fn a_static_busybox_does_what_it_does_natively() {
     let script = include_str!("run/busybox.sh").replace('\'', "'\\''");
-    dispatched("busybox", &["busybox"], &format!("busybox sh -c '{script}'"));
+    run_dispatched("busybox", &["busybox"], &format!("busybox sh -c '{script}'"));
     // From static to dynamic programs and back, and through a script.
     let script = "printf '#!/bin/busybox sh\necho script $1; bash -c \"echo dynamic; busybox echo static\"' > s
         chmod +x s; ./s 1; busybox sh -c './s 2; exec ./s 3'; busybox env | grep DEFUSE
         mkdir d; cp /bin/busybox d; ./d/busybox echo own; d/busybox sh -c 'readlink /proc/self/exe'; rm -r d";
-    dispatched("busybox", &["busybox", "bash"], script);
+    run_dispatched("busybox", &["busybox", "bash"], script);
 }
 
 /// A static program in Go, compiled with these `options`; `None` without a compiler.
@@ -957,7 +957,7 @@ fn programs_in_go_do_what_they_do_natively() {
         let place = TestPlace::new();
         let code = include_str!("run/program.go");
         let Some(program) = go_program(&place, code, options) else { return };
-        dispatched("go", &[], &program.display().to_string());
+        run_dispatched("go", &[], &program.display().to_string());
     }
 }
 
@@ -978,16 +978,16 @@ fn calls_of_go_programs_that_concern_no_files_need_no_signal() {
 
 #[test]
 fn dispatch_does_not_disturb_other_calls() {
-    same_c("families", include_str!("run/families.c"), once);
-    same_c("threads", include_str!("run/threads.c"), once);
-    same_c("endings", include_str!("run/endings.c"), once);
-    same_c("stacks", include_str!("run/stacks.c"), once);
-    same_c("spawns", include_str!("run/spawns.c"), once);
-    same_c("heap", include_str!("run/heap.c"), once);
+    compare_c("families", include_str!("run/families.c"), run_once);
+    compare_c("threads", include_str!("run/threads.c"), run_once);
+    compare_c("endings", include_str!("run/endings.c"), run_once);
+    compare_c("stacks", include_str!("run/stacks.c"), run_once);
+    compare_c("spawns", include_str!("run/spawns.c"), run_once);
+    compare_c("heap", include_str!("run/heap.c"), run_once);
     let script = "echo hello > f; ls -l f | wc -l; find . | sort; (sleep 0.1; echo late) | cat
         trap 'echo caught' USR1; kill -USR1 $$; mkdir d; tar cf t d; tar tf t; rm t
         { bash -c 'kill -SYS $$; echo not'; } 2> /dev/null; echo $?";
-    dispatched("bash", &["bash", "tar"], script);
+    run_dispatched("bash", &["bash", "tar"], script);
 }
 
 #[test]
@@ -1118,7 +1118,7 @@ int main() {
 END
         gcc -shared -fPIC -o l.so l.c && gcc -o m m.c -ldl && ./m; cat why; rm -f l.so m
     "#;
-    everywhere("dlopen", &["gcc"], script);
+    run_everywhere("dlopen", &["gcc"], script);
 }
 
 /// No code depends on the name of a program.

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{TestPlace, compile, said};
+use common::{TestPlace, compile, from_output};
 
 /// A program that makes, renames and lists files by an instruction whose number is an argument, and in a child that it
 /// makes in the same way. With `FIXED`, by one instruction that leaves no room for a jump.
@@ -90,7 +90,7 @@ fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
                     "" => run.args(["--", &program]),
                     more => run.args(["--", "sh", "-c", &format!("{program}{more}")]),
                 };
-                let seen = said(run.output().unwrap());
+                let seen = from_output(run.output().unwrap());
                 let what = format!("{program} {more} {shell} on {mount}");
                 assert_eq!((seen.out.as_str(), seen.err.as_str()), (SEEN, ""), "{what}");
             }
@@ -109,7 +109,7 @@ fn a_program_that_is_started_by_its_loader_is_looked_at() {
     let script = format!("{loader} {}; true", program.display());
     for mount in mounts(&place) {
         let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--", "sh", "-c", &script];
-        let seen = said(place.command(&run).output().unwrap());
+        let seen = from_output(place.command(&run).output().unwrap());
         assert_eq!((seen.out.as_str(), seen.err.as_str()), (SEEN, ""), "{mount}");
     }
 }
@@ -125,16 +125,16 @@ fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
     let script = format!("{program}; {program}");
     for mount in mounts(&place) {
         let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--"];
-        let seen = said(place.command(&run).arg(&program).output().unwrap());
+        let seen = from_output(place.command(&run).arg(&program).output().unwrap());
         assert_eq!(seen.code, Some(1), "{} {}", seen.out, seen.err);
         assert!(seen.out.starts_with("made: "), "{}", seen.out);
         let text = format!("{program}: makes system calls without the C library that are not");
         assert_eq!(seen.err.matches(&text).count(), 1, "{}", seen.err);
         assert!(seen.err.contains("/defuse-test. --dispatch"), "{}", seen.err);
-        let seen = said(place.command(&run).args(["sh", "-c", &script]).output().unwrap());
+        let seen = from_output(place.command(&run).args(["sh", "-c", &script]).output().unwrap());
         assert_eq!((seen.code, seen.err.matches(&text).count()), (Some(1), 1), "{}", seen.err);
         let run = ["run", "--dispatch", "-C", "/defuse-test", "--mount", &mount, "--", &program];
-        assert_eq!(place.ok(&run), SEEN);
+        assert_eq!(place.expect_success(&run), SEEN);
     }
     assert!(!place.path("made").exists() && !place.path("renamed").exists());
 }
@@ -158,7 +158,7 @@ int main(int argc, char **argv) {
     let name = format!("defuse-made-{}", std::process::id());
     for mount in mounts(&place) {
         let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--"];
-        let seen = said(place.command(&run).arg(&program).arg(&name).output().unwrap());
+        let seen = from_output(place.command(&run).arg(&program).arg(&name).output().unwrap());
         assert_eq!(seen.out, "1 0 0 0\n0\n", "{mount}: {}", seen.err);
     }
     for made in [Path::new("/").join(&name), place.path(&name), place.path("src").join(&name)] {
@@ -196,7 +196,7 @@ int main(int argc, char **argv) {
     for mount in mounts(&place) {
         let run =
             ["run", "-C", "/defuse-test", "--mount", &mount, "--", &program, "/defuse-test/f"];
-        assert_eq!(place.ok(&run), "24\n", "{mount}");
+        assert_eq!(place.expect_success(&run), "24\n", "{mount}");
     }
 }
 
@@ -223,11 +223,11 @@ fn a_library_with_own_calls_that_is_loaded_later_is_told_of() {
     for mount in mounts(&place) {
         let run = ["run", "-C", "/defuse-test", "--mount", &mount];
         let words = ["--", &program, &library, &plain];
-        let seen = said(place.command(&run).args(words).output().unwrap());
+        let seen = from_output(place.command(&run).args(words).output().unwrap());
         assert_eq!(seen.code, Some(1), "{} {}", seen.out, seen.err);
         assert_eq!(seen.err.lines().count(), 1, "{}", seen.err);
         assert!(seen.err.contains(&format!("{library}: makes system calls")), "{}", seen.err);
-        let seen = said(place.command(&run).arg("--dispatch").args(words).output().unwrap());
+        let seen = from_output(place.command(&run).arg("--dispatch").args(words).output().unwrap());
         assert_eq!((seen.out.as_str(), seen.err.as_str()), (SEEN, ""), "{mount}");
     }
     assert!(!place.path("made").exists());
@@ -259,7 +259,7 @@ int main(void) {
             } else {
                 run.arg(&program);
             }
-            let seen = said(run.output().unwrap());
+            let seen = from_output(run.output().unwrap());
             assert_eq!(seen.code, Some(0), "{}", seen.err);
             (seen.out, seen.err)
         };
@@ -309,7 +309,7 @@ int main(void) {
             ] {
                 let run =
                     ["run", "-C", "/defuse-test", "--mount", &mount, "--", "sh", "-c", &enter];
-                let seen = said(place.command(&run).output().unwrap());
+                let seen = from_output(place.command(&run).output().unwrap());
                 assert_eq!(seen.out, "end\n", "{enter} on {mount}: {}", seen.err);
                 assert_eq!(seen.err.matches("is not served").count(), 1, "{}", seen.err);
                 assert!(seen.err.contains("in place of /defuse-test"), "{}", seen.err);
@@ -322,7 +322,7 @@ int main(void) {
     fs::create_dir_all(&deep).unwrap();
     let script = format!("cd /defuse-test && cd {} && {program}", deep.display());
     let run = ["run", "--mount", "/defuse-test=memory:", "--", "sh", "-c", &script];
-    let seen = said(place.command(&run).output().unwrap());
+    let seen = from_output(place.command(&run).output().unwrap());
     assert!(seen.out.starts_with("made made\n"), "{}", seen.out);
     assert!(deep.join("made").exists());
 }
@@ -349,9 +349,9 @@ fn a_program_of_32_bits_is_refused_or_told_of() {
     let program = path.display().to_string();
     for more in ["--fork=auto", "--dispatch"] {
         let run = ["run", more, "--mount", "/defuse-test=memory:", "--"];
-        place.fails(1, &[&run[..], &[&program]].concat(), "a program of 32 bits");
+        place.expect_failure(1, &[&run[..], &[&program]].concat(), "a program of 32 bits");
         let script = format!("{program}; echo $?; cp {program} /defuse-test/p; /defuse-test/p");
-        let seen = said(place.command(&run).args(["sh", "-c", &script]).output().unwrap());
+        let seen = from_output(place.command(&run).args(["sh", "-c", &script]).output().unwrap());
         assert_eq!(seen.err.matches("a program of 32 bits").count(), 2, "{}", seen.err);
         if seen.out != "3\n" {
             println!("not here: this kernel executes no programs of 32 bits: {}", seen.err);
@@ -373,7 +373,7 @@ fn another_library_is_refused_by_its_path() {
     fs::write(&of32, program_of_32_bits()).unwrap();
     for library in [library.as_path(), &text, &of32, Path::new("/bin/true")] {
         let mut run = place.command(&["run", "--mount", "/defuse-test=memory:", "--", "true"]);
-        let seen = said(run.env("DEFUSE_PRELOAD_LIBRARY", library).output().unwrap());
+        let seen = from_output(run.env("DEFUSE_PRELOAD_LIBRARY", library).output().unwrap());
         assert_eq!(seen.code, Some(1), "{}", seen.err);
         let library = library.canonicalize().unwrap().display().to_string();
         assert!(seen.err.contains(&library), "{}", seen.err);
@@ -396,5 +396,5 @@ fn a_run_whose_program_was_not_served_fails() {
     };
     let outer = script("outer", &script("inner", &program)).display().to_string();
     let run = ["run", "--mount", "/defuse-test=memory:", "--", &outer];
-    place.fails(1, &run, "the library was not loaded into it");
+    place.expect_failure(1, &run, "the library was not loaded into it");
 }

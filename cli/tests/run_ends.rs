@@ -81,12 +81,12 @@ fn a_missing_program_exits_with_127_and_an_unexecutable_one_with_126() {
         ("/tmp", 126, "executable?"),
     ];
     for (program, code, text) in cases {
-        place.fails(code, &["run", "--mount", &source, "--", program], text);
+        place.expect_failure(code, &["run", "--mount", &source, "--", program], text);
     }
 }
 
 /// The number of processes that run this command, found by its last argument.
-fn running(argument: &str) -> usize {
+fn count_running(argument: &str) -> usize {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let commands = all.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
     let wanted = format!("\0{argument}\0");
@@ -108,13 +108,13 @@ fn programs_end_with_their_run_if_requested() {
     command.args(["--on-death", "end", "--", "sh", "-c", &script]);
     let (mut run, mut out) = start(&mut command);
     assert_eq!(line(&mut out), "up");
-    eventually("started", || running(&seconds) >= 3);
+    eventually("started", || count_running(&seconds) >= 3);
     kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
     run.wait().unwrap();
     // All processes had the pipe open, the shells included. It ends with the last one.
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
-    eventually("ended", || running(&seconds) == 0);
+    eventually("ended", || count_running(&seconds) == 0);
     // A run that ends normally also ends its background processes.
     let mut command = place.command(RUN);
     let script = format!("sleep {seconds} & echo up");
@@ -122,7 +122,7 @@ fn programs_end_with_their_run_if_requested() {
     assert_eq!(line(&mut out), "up");
     assert_eq!(run.wait().unwrap().code(), Some(0));
     out.read_to_string(&mut rest).unwrap();
-    eventually("ended", || running(&seconds) == 0);
+    eventually("ended", || count_running(&seconds) == 0);
 }
 
 /// Their calls failed with `ENOTCONN`, without a reason.

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{TestPlace, compile, said};
+use common::{TestPlace, compile, from_output};
 
 /// Prints what a program can know of itself, and starts itself.
 const KNOWS: &str = r#"
@@ -67,7 +67,7 @@ fn a_program_of_a_mount_knows_its_path_and_its_name() {
             line("link", "./link", "./link"),
             line("program", path, "other"),
         ];
-        assert_eq!(place.ok(&run), expected.concat(), "{mount} {more}");
+        assert_eq!(place.expect_success(&run), expected.concat(), "{mount} {more}");
     }
 }
 
@@ -95,7 +95,7 @@ fn a_program_of_a_mount_is_executed_where_memory_is_not_executable_by_default() 
         );
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", &script]);
-        said(command.output().unwrap())
+        from_output(command.output().unwrap())
     };
     let fixed = fixed.display().to_string();
     for (more, program) in [("", "/bin/cat"), ("--dispatch", "/bin/cat"), ("--dispatch", &fixed)] {
@@ -163,7 +163,7 @@ fn other_preloaded_libraries_do_not_see_calls_of_the_library() {
     {
         let mount = format!("/defuse-test={source}");
         let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--", "sh", "-c", &script];
-        let seen = said(place.command(&run).output().unwrap());
+        let seen = from_output(place.command(&run).output().unwrap());
         assert_eq!((seen.out.as_str(), seen.err.as_str()), ("x\nx\nx\nx\ny\n", ""), "{mount}");
     }
 }

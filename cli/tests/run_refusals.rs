@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{TestPlace, compile, said};
+use common::{TestPlace, compile, from_output};
 
 /// A C library in another namespace of dlmopen(3) is an unpatched copy. It wrote to the kernel's
 /// directory of the same name.
@@ -33,11 +33,11 @@ int main(int argc, char **argv) {
     let mount = format!("{}=passthrough:{}", place.path("mnt").display(), source.display());
     let (file, run) = (place.path("mnt/file"), ["run", "--mount", &mount]);
     let file = file.display().to_string();
-    let out = place.ok(&[&run[..], &["--", &program, &file]].concat());
+    let out = place.expect_success(&[&run[..], &["--", &program, &file]].concat());
     assert!(out.contains("refused: /dlmopen: a C library in a name space of its own"), "{out}");
     assert!(out.contains("--dispatch"), "{out}");
     assert!(!place.path("mnt").join("file").exists(), "nothing is made outside");
-    let out = place.ok(&[&run[..], &["--dispatch", "--", &program, &file]].concat());
+    let out = place.expect_success(&[&run[..], &["--dispatch", "--", &program, &file]].concat());
     assert_eq!(out, "1\n1\n");
     assert!(source.join("file").exists() && !place.path("mnt/file").exists());
 }
@@ -51,12 +51,12 @@ fn a_static_program_that_is_executed_later_causes_one_warning() {
     let program = program.display().to_string();
     let script = format!("{program}; {program}; sh -c '{program}; true'");
     let run = ["run", "--mount", "mem:=memory:"];
-    let seen = said(place.command(&run).args(["--", "sh", "-c", &script]).output().unwrap());
+    let seen = from_output(place.command(&run).args(["--", "sh", "-c", &script]).output().unwrap());
     assert_eq!((seen.code, seen.out.as_str()), (Some(0), "here\nhere\nhere\n"));
     assert_eq!(seen.err.matches("is not served").count(), 1, "{}", seen.err);
     assert!(seen.err.contains(&program) && seen.err.contains("--dispatch"), "{}", seen.err);
     let with = ["--dispatch", "--", "sh", "-c", &script];
-    let seen = said(place.command(&run).args(with).output().unwrap());
+    let seen = from_output(place.command(&run).args(with).output().unwrap());
     assert_eq!((seen.code, seen.err.as_str()), (Some(0), ""));
 }
 
@@ -71,7 +71,7 @@ int main(void) { puts("here"); }"#;
     let Some(program) = compile(&place, "go", source, &[]) else { return };
     let program = program.display().to_string();
     let run = ["run", "--mount", "m:=memory:", "--", "sh", "-c", &format!("{program}; true")];
-    let seen = said(place.command(&run).output().unwrap());
+    let seen = from_output(place.command(&run).output().unwrap());
     assert_eq!((seen.code, seen.out.as_str()), (Some(0), "here\n"));
     assert!(seen.err.contains(&format!("{program}: makes system calls")), "{}", seen.err);
 }
@@ -95,7 +95,7 @@ int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }
         // chown(2) takes the bits away.
         std::os::unix::fs::chown(&program, owner, group).unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-        let seen = said(place.command(&run).output().unwrap());
+        let seen = from_output(place.command(&run).output().unwrap());
         assert_eq!(seen.code, Some(0), "{}", seen.err);
         (seen.out, seen.err.matches(": runs with the rights of another user").count())
     };
@@ -133,7 +133,7 @@ int main(void) { printf("%d\n", access("m:/", 0)); }"#;
         let mut run = place.command(&run);
         // A user who cannot read the library would leave the run at the shell.
         run.envs(place.library_for_all_users().map(|library| ("DEFUSE_PRELOAD_LIBRARY", library)));
-        let seen = said(run.args(rest).output().unwrap());
+        let seen = from_output(run.args(rest).output().unwrap());
         (seen.out, seen.err.matches(": runs with the rights of another user").count())
     };
     fs::set_permissions(place.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755))
@@ -174,7 +174,7 @@ fn a_run_of_another_version_is_refused_with_both_versions() {
         let text = format!("{version}{}", &text[text.find(':').unwrap()..]);
         let mut command = Command::new("true");
         command.env("LD_PRELOAD", &library).env(VARIABLE, text);
-        let seen = said(command.output().unwrap());
+        let seen = from_output(command.output().unwrap());
         (seen.code, seen.err)
     };
     let (right, own) = (memory(layout::VERSION), file(&plan));
@@ -222,7 +222,7 @@ int main(void) {
     let program = program.display().to_string();
     let source = format!("/d=passthrough:{}", place.path("src").display());
     let run = |mount: &str| {
-        said(place.command(&["run", "--mount", mount, "--", &program]).output().unwrap())
+        from_output(place.command(&["run", "--mount", mount, "--", &program]).output().unwrap())
     };
     let seen = run("mem:=memory:");
     assert_eq!(seen.out, "1\n", "EPERM");
@@ -251,7 +251,7 @@ int main(void) {
     let program = program.display().to_string();
     for more in [&[][..], &["--dispatch"]] {
         let mut command = place.command(&["run", "--mount", "mem:=memory:"]);
-        let seen = said(command.args(more).args(["--", &program]).output().unwrap());
+        let seen = from_output(command.args(more).args(["--", &program]).output().unwrap());
         assert_eq!((seen.code, seen.out.as_str()), (Some(0), "0\n0\n"), "{}", seen.err);
         assert_eq!(seen.err.matches("filters its system calls").count(), 1, "{}", seen.err);
     }

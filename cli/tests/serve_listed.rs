@@ -19,8 +19,8 @@ mod raw;
 const GETATTR: u32 = 3;
 
 /// The answer of the server at `socket` of a place.
-fn asked(place: &TestPlace) -> Value {
-    serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap()
+fn query_server(place: &TestPlace) -> Value {
+    serde_json::from_str(&place.expect_success(&["stat", "socket", "--json"])).unwrap()
 }
 
 /// Ends the server of an answer, and waits for the end.
@@ -37,7 +37,9 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     let place = TestPlace::new();
     let socket = place.path("socket").display().to_string();
     let servers = || {
-        let all = serde_json::from_str::<Vec<serde_json::Value>>(&place.ok(&["list", "--json"]));
+        let all = serde_json::from_str::<Vec<serde_json::Value>>(
+            &place.expect_success(&["list", "--json"]),
+        );
         let mut all = all.unwrap();
         all.retain(|line| line["socket"] == socket.as_str());
         all
@@ -45,10 +47,18 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     assert!(servers().is_empty());
     for signal in [Signal::TERM, Signal::KILL] {
         // It goes to the background, and is listed when it comes back.
-        place.ok(&["serve", "memory:", "socket", "-o", "size=1M", "--shared", "--cache=2M"]);
+        place.expect_success(&[
+            "serve",
+            "memory:",
+            "socket",
+            "-o",
+            "size=1M",
+            "--shared",
+            "--cache=2M",
+        ]);
         let [server] = &servers()[..] else { panic!("{:?}", servers()) };
         assert_eq!(server["source"], "memory:");
-        let table = place.ok(&["list"]);
+        let table = place.expect_success(&["list"]);
         let row = table.lines().find(|line| line.starts_with(&socket)).unwrap();
         assert!(row.contains("memory:") && table.contains("SOCKET"), "{table}");
         let pid = server["pid"].as_u64().unwrap();
@@ -64,7 +74,7 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
 #[test]
 fn a_program_that_another_one_executes_has_lanes_too() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    place.expect_success(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "exec 3>/x/file; exec awk 'BEGIN { while ((getline line < \"/x/file\") >= 0 && n++ < 50) \
                   close(\"/x/file\"); print \"read\"; fflush(); getline line < \"-\" }'";
@@ -74,20 +84,20 @@ fn a_program_that_another_one_executes_has_lanes_too() {
     let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "read");
     eventually("requests by lanes", || {
-        let answer = asked(&place);
+        let answer = query_server(&place);
         let [client] = &answer["clients"].as_array().unwrap()[..] else { return false };
         client["lane_requests"].as_u64() >= Some(50)
     });
     drop(program.stdin.take());
     assert!(program.wait().unwrap().success());
-    end(&asked(&place), Signal::TERM);
+    end(&query_server(&place), Signal::TERM);
 }
 
 /// They make no request, so that only the client knows of them.
 #[test]
 fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    place.expect_success(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "import os, sys\n\
                   fd = os.open('/x/file', os.O_RDWR | os.O_CREAT)\n\
@@ -100,19 +110,19 @@ fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
     let mut program = program.spawn().unwrap();
     let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "read");
-    let answer = asked(&place);
+    let answer = query_server(&place);
     let clients = answer["clients"].as_array().unwrap();
     let of = |field: &str| clients.iter().map(|it| it[field].as_u64().unwrap()).max().unwrap();
     assert!((500..=600).contains(&of("page_reads")), "{answer}");
     assert!(of("lane_bells") > 0 && of("lane_sleeps") < of("page_reads"), "{answer}");
-    let text = place.ok(&["stat", "socket"]);
+    let text = place.expect_success(&["stat", "socket"]);
     let reads = format!("  {}  ", of("page_reads"));
     assert!(text.contains("by pages") && text.contains(&reads), "{text}");
-    let metrics = place.ok(&["stat", "socket", "--prometheus"]);
+    let metrics = place.expect_success(&["stat", "socket", "--prometheus"]);
     assert!(metrics.contains("defuse_client_page_reads_total"), "{metrics}");
     drop(program.stdin.take());
     assert!(program.wait().unwrap().success());
-    end(&asked(&place), Signal::TERM);
+    end(&query_server(&place), Signal::TERM);
 }
 
 /// Each open searched for the path of the working directory: a listing and a lookup for each directory up to the mount. Paths with
@@ -120,14 +130,15 @@ fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
 #[test]
 fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    place.expect_success(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
-    let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+    let run =
+        |script: &str| place.expect_success(&["run", "--mount", &mount, "--", "sh", "-c", script]);
     run(
         "mkdir -p /x/a/b/c && cd /x/a/b/c && for i in 0 1 2 3 4 5 6 7 8 9; do echo $i > file$i; done",
     );
     let requests = |name: &str| {
-        let all = asked(&place);
+        let all = query_server(&place);
         let ops = all["ops"].as_array().unwrap().iter();
         let of = ops.filter(|op| op["op"] == name).map(|op| op["count"].as_u64().unwrap());
         of.sum::<u64>()
@@ -154,14 +165,14 @@ fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
     // The path is found when a program needs it.
     let script = "cd /x/a/b && exec 3<c/file7 && cd / && readlink /proc/self/fd/3 && cat <&3";
     assert_eq!(run(script), "/x/a/b/c/file7\n7\n");
-    end(&asked(&place), Signal::TERM);
+    end(&query_server(&place), Signal::TERM);
 }
 
 /// Nothing showed who used a server, and what each client held.
 #[test]
 fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    place.expect_success(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "exec 3>/x/file; echo ready; read end; echo hello >&3; echo wrote; read end";
     let mut program = place.command(&["run", "--mount", &mount, "--", "sh", "-c", script]);
@@ -171,7 +182,7 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     let uid = rustix::process::geteuid().as_raw();
-    let plain = raw::begun(&place.path("socket"), uid);
+    let plain = raw::connect_and_init(&place.path("socket"), uid);
     // The offer of lanes, the answer to INIT, and that to a request that fails.
     for number in [4, 6] {
         send(&plain, &raw::request(GETATTR, number, 77, uid, &[0; 16]), SendFlags::empty())
@@ -188,12 +199,12 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     };
     // A worker counts a request after it has answered it.
     eventually("two clients with requests", || {
-        let answer = asked(&place);
+        let answer = query_server(&place);
         let errors = |client: &&Value| client["errors"] == 2;
         let plain = answer["clients"].as_array().unwrap().iter().find(errors).cloned();
         plain.is_some_and(|plain| plain["lanes"] == 0) && shell(&answer)["open_files"] == 1
     });
-    let before = asked(&place);
+    let before = query_server(&place);
     let [one, other] = &before["clients"].as_array().unwrap()[..] else { panic!("{before}") };
     let plain_row = if one["program"] == "sh" { other } else { one };
     assert_eq!(plain_row["pid"], std::process::id());
@@ -214,16 +225,18 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     writeln!(input, "go").unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "wrote");
     let requests = |client: &Value| client["requests"].as_u64().unwrap_or_default();
-    eventually("more requests of the shell", || requests(&shell(&asked(&place))) > requests(&sh));
+    eventually("more requests of the shell", || {
+        requests(&shell(&query_server(&place))) > requests(&sh)
+    });
 
     // The only daemon needs no name, and its table has a row for each client.
-    let text = place.ok(&["stat"]);
+    let text = place.expect_success(&["stat"]);
     let head = text.lines().position(|line| line.trim_start().starts_with("client  ")).unwrap();
     let rows: Vec<&str> = text.lines().skip(head + 1).take(2).collect();
     assert!(rows.iter().any(|row| row.contains(" sh ")), "{text}");
     let own = format!(" {} ", std::process::id());
     assert!(rows.iter().any(|row| row.contains(&own)), "{text}");
-    let metrics = place.ok(&["stat", "socket", "--prometheus"]);
+    let metrics = place.expect_success(&["stat", "socket", "--prometheus"]);
     let pid = std::process::id();
     let labels = |line: &&str| line.contains(&format!("pid=\"{pid}\"")) && line.ends_with(" 2");
     let of_client =
@@ -231,24 +244,25 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     assert_eq!(of_client.filter(labels).count(), 1, "{metrics}");
 
     // Another one makes the name necessary.
-    place.ok(&["serve", "memory:", "second"]);
-    place.fails(2, &["stat"], "several mounts or servers: name one of");
-    let second: Value = serde_json::from_str(&place.ok(&["stat", "second", "--json"])).unwrap();
+    place.expect_success(&["serve", "memory:", "second"]);
+    place.expect_failure(2, &["stat"], "several mounts or servers: name one of");
+    let second: Value =
+        serde_json::from_str(&place.expect_success(&["stat", "second", "--json"])).unwrap();
     end(&second, Signal::TERM);
 
     // Ended clients count in the sum.
     drop((plain, input));
     program.wait().unwrap();
-    eventually("no clients", || asked(&place)["clients"] == Value::Array(Vec::new()));
+    eventually("no clients", || query_server(&place)["clients"] == Value::Array(Vec::new()));
     let sum = |answer: &Value| -> u64 {
         let ops = answer["ops"].as_array().unwrap().iter();
         ops.map(|op| op["count"].as_u64().unwrap()).sum()
     };
-    let after = asked(&place);
+    let after = query_server(&place);
     assert!(sum(&after) >= sum(&before) && after["gauges"]["connections"] == 0, "{after}");
 
     for option in ["--stages", "--negotiated"] {
-        place.fails(
+        place.expect_failure(
             2,
             &["stat", "socket", option],
             &format!("there is no {option} of it, because"),
@@ -263,15 +277,15 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     end(&after, Signal::TERM);
     assert!(watch.wait().unwrap().success());
     assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0);
-    place.fails(1, &["stat", "socket"], "nor the socket of a server");
-    place.fails(1, &["stat"], "nothing is mounted or served");
+    place.expect_failure(1, &["stat", "socket"], "nor the socket of a server");
+    place.expect_failure(1, &["stat"], "nothing is mounted or served");
 }
 
 /// Only mounts were shown.
 #[test]
 fn top_shows_servers_with_their_operations_and_clients() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket"]);
+    place.expect_success(&["serve", "memory:", "socket"]);
     let socket = place.path("socket").display().to_string();
     let mount = format!("/x=socket:{socket}");
     let script = "while [ ! -e end ]; do echo hello >/x/file; read line </x/file; done";
@@ -280,16 +294,17 @@ fn top_shows_servers_with_their_operations_and_clients() {
     // A period without requests is possible while other programs use the processors.
     let (mut row, mut text) = (Value::Null, String::new());
     eventually("a busy server", || {
-        let all: Value =
-            serde_json::from_str(&place.ok(&["top", "--once", "--json", "--every", "0.2"]))
-                .unwrap();
+        let all: Value = serde_json::from_str(
+            &place.expect_success(&["top", "--once", "--json", "--every", "0.2"]),
+        )
+        .unwrap();
         let servers = all["servers"].as_array().unwrap();
         row = servers.iter().find(|row| row["socket"] == socket.as_str()).unwrap().clone();
-        text = place.ok(&["top", "--once", "--every", "0.2"]);
+        text = place.expect_success(&["top", "--once", "--every", "0.2"]);
         let has = |op: &str| row["ops"].as_array().unwrap().iter().any(|one| one["op"] == op);
         has("WRITE") && has("OPEN") && text.contains("WRITE")
     });
-    let answer = asked(&place);
+    let answer = query_server(&place);
     assert_eq!((&row["source"], &row["pid"]), (&"memory:".into(), &answer["pid"]));
     let [client] = &row["clients"].as_array().unwrap()[..] else { panic!("{row}") };
     assert_eq!(client["program"], "sh");
@@ -319,19 +334,19 @@ fn top_shows_servers_with_their_operations_and_clients() {
 fn top_shows_servers_where_the_kernel_cannot_be_traced() {
     let place = TestPlace::new();
     if !rustix::process::geteuid().is_root() {
-        place.ok(&["serve", "memory:", "socket"]);
-        let text = place.ok(&["top", "--once", "--every", "0.1"]);
+        place.expect_success(&["serve", "memory:", "socket"]);
+        let text = place.expect_success(&["top", "--once", "--every", "0.1"]);
         assert!(text.contains("(memory:)") && text.contains("connections are not shown"), "{text}");
-        end(&asked(&place), Signal::TERM);
+        end(&query_server(&place), Signal::TERM);
         return;
     }
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
     fs::set_permissions(place.path(""), open).unwrap();
     let run = |arguments: &[&str]| {
         use std::os::unix::process::CommandExt;
         let output = place.command_of(&program, arguments).uid(65534).gid(65534).output();
-        let said = common::said(output.unwrap());
+        let said = common::from_output(output.unwrap());
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
         said.out
     };
@@ -346,7 +361,7 @@ fn top_shows_servers_where_the_kernel_cannot_be_traced() {
 
 /// The server's count of requests of this operation, from all clients.
 fn requests(place: &TestPlace, op: &str) -> u64 {
-    let answer = asked(place);
+    let answer = query_server(place);
     let ops = answer["ops"].as_array().unwrap();
     ops.iter().find(|one| one["op"] == op).map_or(0, |one| one["count"].as_u64().unwrap())
 }
@@ -356,9 +371,11 @@ fn requests(place: &TestPlace, op: &str) -> u64 {
 fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
     for source in ["memory:", "passthrough:src"] {
         let place = TestPlace::new();
-        place.ok(&["serve", source, "socket", "--shared"]);
+        place.expect_success(&["serve", source, "socket", "--shared"]);
         let mount = format!("/x=shared:{}", place.path("socket").display());
-        let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+        let run = |script: &str| {
+            place.expect_success(&["run", "--mount", &mount, "--", "sh", "-c", script])
+        };
         run(
             "echo hello >/x/file; for i in 1 2 3 4 5 6 7 8; do read line </x/file; done; cat /x/file >/x/copy",
         );
@@ -374,7 +391,7 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
         let script = "for i in 1 2 3 4 5 6 7 8 9 10; do exec 9>/x/lock; flock 9; exec 9>&-; flock -n /x/lock echo free; done";
         assert_eq!(run(script), "free\n".repeat(10), "{source}");
         assert!(requests(&place, "FLUSH") >= 20, "{source}: {}", requests(&place, "FLUSH"));
-        end(&asked(&place), Signal::TERM);
+        end(&query_server(&place), Signal::TERM);
     }
 }
 
@@ -382,7 +399,7 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
 #[test]
 fn control_sockets_of_killed_servers_are_removed() {
     let place = TestPlace::new();
-    place.ok(&["serve", "memory:", "socket"]);
+    place.expect_success(&["serve", "memory:", "socket"]);
     let left = || {
         let files = fs::read_dir(place.path("run")).unwrap();
         let mut names: Vec<_> =
@@ -390,16 +407,20 @@ fn control_sockets_of_killed_servers_are_removed() {
         names.sort();
         names
     };
-    let answer = asked(&place);
+    let answer = query_server(&place);
     let pid = answer["pid"].as_u64().unwrap();
     assert_eq!(left(), [format!("serve-{pid}.json"), format!("serve-{pid}.sock")]);
     end(&answer, Signal::KILL);
     assert_eq!(left().len(), 2);
-    place.fails(1, &["stat", "socket"], "is a socket, and no server of defuse that you may see");
+    place.expect_failure(
+        1,
+        &["stat", "socket"],
+        "is a socket, and no server of defuse that you may see",
+    );
     assert!(left().is_empty(), "{:?}", left());
     // The server was killed before it wrote its entry. Another file of the directory stays.
     fs::write(place.path(&format!("run/serve-{pid}.sock")), "").unwrap();
     fs::write(place.path("run/serve-x.sock"), "").unwrap();
-    place.ok(&["list"]);
+    place.expect_success(&["list"]);
     assert_eq!(left(), ["serve-x.sock"]);
 }

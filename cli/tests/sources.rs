@@ -110,7 +110,9 @@ impl<'a> SourceMount<'a> {
                 mount("o", &at, "overlay", none, Some(&*std::ffi::CString::new(text).unwrap()))
                     .unwrap();
             }
-            "fuse" => drop(self.place.ok(&["mount", "memory:", "src", "-o", "nonempty"])),
+            "fuse" => {
+                drop(self.place.expect_success(&["mount", "memory:", "src", "-o", "nonempty"]))
+            }
             driver if self.kind.make.is_empty() => mount(driver, &at, driver, none, None).unwrap(),
             driver => {
                 let options = if self.kind.is_writable { "loop" } else { "loop,ro" };
@@ -299,7 +301,7 @@ fn new_tree(place: &TestPlace, name: &str) -> PathBuf {
 
 #[test]
 fn each_kind_of_file_system_is_served_as_it_is() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for kind in &KINDS {
         let Some(mut source) = SourceMount::new(&place, kind) else { continue };
         for options in OPTIONS {
@@ -307,7 +309,7 @@ fn each_kind_of_file_system_is_served_as_it_is() {
             // Images of builders have the files at their root, too.
             let below = if kind.is_writable { "tree" } else { "" };
             let base = |name: &str| place.path(name).join(below);
-            place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+            place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
             let looks = || results(&LOOKS, &base("mnt"));
             let native = results(&LOOKS, &base("src"));
             assert_equal(&what, &looks(), &native);
@@ -324,13 +326,13 @@ fn each_kind_of_file_system_is_served_as_it_is() {
                 assert_equal(&what, &results(&CHANGES, &served), &native);
                 let looks = [&served, &inside, &outside].map(|at| results(&LOOKS, at));
                 assert_equal(&what, &looks[0], &looks[2]);
-                place.ok(&["umount", "mnt"]);
+                place.expect_success(&["umount", "mnt"]);
                 assert_equal(&what, &results(&LOOKS, &inside), &looks[2]);
                 [inside, outside].iter().for_each(|at| fs::remove_dir_all(at).unwrap());
             } else {
                 let native = results(&CHANGES, &base("src"));
                 assert_equal(&what, &results(&CHANGES, &base("mnt")), &native);
-                place.ok(&["umount", "mnt"]);
+                place.expect_success(&["umount", "mnt"]);
             }
             source.mount_again();
         }

@@ -14,11 +14,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with a mount of a server that is stopped, and the server.
 fn with_stopped_server() -> Option<(TestPlace, Child)> {
-    let place = TestPlace::to_mount()?;
+    let place = TestPlace::new_to_mount()?;
     let mut server = place.command(&["serve", "--foreground", "memory:", "sock"]);
     let server = server.stderr(Stdio::null()).spawn().unwrap();
     eventually("served", || place.path("sock").exists());
-    place.ok(&["mount", "socket:sock", "mnt", "-o", "attr_timeout=0,entry_timeout=0"]);
+    place.expect_success(&["mount", "socket:sock", "mnt", "-o", "attr_timeout=0,entry_timeout=0"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     kill_process(Pid::from_child(&server), Signal::STOP).unwrap();
     Some((place, server))
@@ -72,7 +72,7 @@ fn a_handled_signal_ends_no_call_of_a_server_that_is_slow() {
     assert!(is_waiting(caller.id()) && caller.try_wait().unwrap().is_none());
     kill_process(Pid::from_child(&server), Signal::CONT).unwrap();
     assert!(caller.wait().unwrap().success());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     server.wait().unwrap();
 }

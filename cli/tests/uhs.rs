@@ -11,19 +11,19 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{TestPlace, TestTmpfs, eventually, said};
+use common::{TestPlace, TestTmpfs, eventually, from_output};
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with an image `img`, if it can be mounted.
 fn with_image() -> Option<TestPlace> {
-    let place = TestPlace::to_mount()?;
-    place.ok(&["mkfs", "uhs", "img", "--size", "32M"]);
+    let place = TestPlace::new_to_mount()?;
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "32M"]);
     Some(place)
 }
 
 fn clean(place: &TestPlace) {
-    let out = place.ok(&["fsck", "img"]);
+    let out = place.expect_success(&["fsck", "img"]);
     assert!(out.contains("img: clean: "), "{out}");
 }
 
@@ -39,7 +39,7 @@ fn damage(place: &TestPlace, at: u64) {
 fn an_image_is_made_mounted_and_has_its_files_at_the_next_mount() {
     let Some(place) = with_image() else { return };
     assert_eq!(place.path("img").metadata().unwrap().mode() & 0o7777, 0o600);
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     let at = |name: &str| place.path("mnt").join(name);
     fs::create_dir(at("dir")).unwrap();
     fs::write(at("dir/small"), "text").unwrap();
@@ -49,30 +49,31 @@ fn an_image_is_made_mounted_and_has_its_files_at_the_next_mount() {
     symlink("dir/small", at("link")).unwrap();
     fs::set_permissions(at("large"), fs::Permissions::from_mode(0o640)).unwrap();
     let ino = at("large").metadata().unwrap().ino();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     clean(&place);
 
-    place.ok(&["mount", "uhs:img", "mnt", "-o", "cache=2M,commit=0"]);
+    place.expect_success(&["mount", "uhs:img", "mnt", "-o", "cache=2M,commit=0"]);
     assert_eq!(fs::read_to_string(at("link")).unwrap(), "text");
     assert_eq!(at("linked").metadata().unwrap().nlink(), 2);
     assert!(fs::read(at("large")).unwrap() == large);
     let meta = at("large").metadata().unwrap();
     assert_eq!((meta.ino(), meta.mode() & 0o7777), (ino, 0o640));
     fs::remove_dir_all(at("dir")).unwrap();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     clean(&place);
 }
 
 #[test]
 fn stat_shows_the_figures_of_the_file_system_in_every_format() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     fs::write(place.path("mnt/file"), vec![7; 1 << 20]).unwrap();
     File::open(place.path("mnt/file")).unwrap().sync_all().unwrap();
-    let table = place.ok(&["stat", "mnt"]);
+    let table = place.expect_success(&["stat", "mnt"]);
     let line = table.lines().find(|line| line.starts_with("device_written ")).unwrap();
     assert!(line.ends_with("iB"), "{line}");
-    let json: serde_json::Value = serde_json::from_str(&place.ok(&["stat", "--json"])).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&place.expect_success(&["stat", "--json"])).unwrap();
     let figures = json["figures"].as_array().unwrap();
     let value = |name: &str| {
         let figure = figures.iter().find(|figure| figure["name"] == name).unwrap();
@@ -81,25 +82,25 @@ fn stat_shows_the_figures_of_the_file_system_in_every_format() {
     assert!(value("groups") >= 1 && value("device_flushes") >= 1);
     assert!(value("device_written") >= 1 << 20);
     assert_eq!((value("space"), value("dirty")), (32 << 20, 0));
-    let text = place.ok(&["stat", "mnt", "--prometheus"]);
+    let text = place.expect_success(&["stat", "mnt", "--prometheus"]);
     assert!(text.contains("# TYPE defuse_fs_groups_total counter"), "{text}");
     assert!(text.contains("# TYPE defuse_fs_dirty_bytes gauge"), "{text}");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// Every metric in an expression of the dashboard is printed for a mount of uhs, or for a server.
 #[test]
 fn the_dashboard_asks_for_metrics_that_exist() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
-    let mut printed = place.ok(&["stat", "mnt", "--prometheus"]);
-    place.ok(&["umount", "mnt"]);
+    let mut printed = place.expect_success(&["stat", "mnt", "--prometheus"]);
+    place.expect_success(&["umount", "mnt"]);
     let mut server = place.command(&["serve", "memory:", "sock"]).spawn().unwrap();
     eventually("the socket of the server", || place.path("sock").exists());
-    place.ok(&["mount", "socket:sock", "mnt"]);
-    printed += &place.ok(&["stat", "sock", "--prometheus"]);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["mount", "socket:sock", "mnt"]);
+    printed += &place.expect_success(&["stat", "sock", "--prometheus"]);
+    place.expect_success(&["umount", "mnt"]);
     kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     server.wait().unwrap();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/grafana-dashboard.json");
@@ -124,22 +125,30 @@ fn the_dashboard_asks_for_metrics_that_exist() {
 #[test]
 fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "full", "--size", "16M"]);
-    place.ok(&["mkfs", "uhs", "sparse", "--size", "1G", "--sparse"]);
+    place.expect_success(&["mkfs", "uhs", "full", "--size", "16M"]);
+    place.expect_success(&["mkfs", "uhs", "sparse", "--size", "1G", "--sparse"]);
     let of = |name: &str| place.path(name).metadata().unwrap();
     assert_eq!((of("full").len(), of("sparse").len()), (16 << 20, 1 << 30));
     assert!(of("full").blocks() * 512 >= 16 << 20 && of("sparse").blocks() * 512 < 1 << 20);
-    let json = place.ok(&["fsck", "--json", "sparse"]);
+    let json = place.expect_success(&["fsck", "--json", "sparse"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["clean"], &json["figures"]["size_bytes"]), (&true.into(), &(1 << 30).into()));
     assert_eq!(json["problems"].as_array().unwrap().len(), 0);
 
-    place.fails(2, &["mkfs", "uhs", "new"], "give its size, such as --size 1G");
-    place.fails(2, &["mkfs", "uhs", "new", "--size", "15M"], "the smallest file system has 16M");
-    place.fails(2, &["mkfs", "ext4", "new", "--size", "16M"], "known are uhs");
-    place.fails(1, &["mkfs", "uhs", "none/new", "--size", "16M"], "cannot create");
-    place.fails(1, &["mkfs", "uhs", "src", "--size", "16M"], "Is a directory");
-    place.fails(1, &["mkfs", "uhs", "/dev/null"], "neither a regular file nor a block device");
+    place.expect_failure(2, &["mkfs", "uhs", "new"], "give its size, such as --size 1G");
+    place.expect_failure(
+        2,
+        &["mkfs", "uhs", "new", "--size", "15M"],
+        "the smallest file system has 16M",
+    );
+    place.expect_failure(2, &["mkfs", "ext4", "new", "--size", "16M"], "known are uhs");
+    place.expect_failure(1, &["mkfs", "uhs", "none/new", "--size", "16M"], "cannot create");
+    place.expect_failure(1, &["mkfs", "uhs", "src", "--size", "16M"], "Is a directory");
+    place.expect_failure(
+        1,
+        &["mkfs", "uhs", "/dev/null"],
+        "neither a regular file nor a block device",
+    );
     assert!(!place.path("new").exists());
     let odd = place.run(&["mkfs", "uhs", "new", "--size", "1Q"]);
     assert!(odd.code == Some(2) && odd.err.contains("a number with K, M, G or T"), "{}", odd.err);
@@ -150,19 +159,23 @@ fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
 fn mkfs_destroys_data_only_by_force() {
     let place = TestPlace::new();
     let mkfs = ["mkfs", "uhs", "img", "--size", "16M"];
-    place.ok(&mkfs);
-    place.fails(1, &mkfs, "img has a uhs file system: nothing was changed");
+    place.expect_success(&mkfs);
+    place.expect_failure(1, &mkfs, "img has a uhs file system: nothing was changed");
     let before = fs::read(place.path("img")).unwrap();
-    place.fails(1, &["mkfs", "uhs", "img", "--size", "32M"], "--force");
+    place.expect_failure(1, &["mkfs", "uhs", "img", "--size", "32M"], "--force");
     assert!(fs::read(place.path("img")).unwrap() == before);
-    place.ok(&["mkfs", "uhs", "img", "--force"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--force"]);
     assert!(fs::read(place.path("img")).unwrap() != before);
-    place.ok(&["mkfs", "uhs", "img", "--force", "--size", "20M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--force", "--size", "20M"]);
     assert_eq!(place.path("img").metadata().unwrap().len(), 20 << 20);
 
     // Shorter than a block, which was taken for an empty file.
     fs::write(place.path("note"), "remember").unwrap();
-    place.fails(1, &["mkfs", "uhs", "note", "--size", "16M"], "note has data: nothing was changed");
+    place.expect_failure(
+        1,
+        &["mkfs", "uhs", "note", "--size", "16M"],
+        "note has data: nothing was changed",
+    );
     assert_eq!(fs::read_to_string(place.path("note")).unwrap(), "remember");
 
     let ext4 = vec![0; 1080].into_iter().chain([0x53, 0xef]).chain(vec![0; 16 << 20]);
@@ -171,33 +184,45 @@ fn mkfs_destroys_data_only_by_force() {
         (vec![b'x'; 16 << 20], "data"),
     ] {
         fs::write(place.path("other"), &bytes).unwrap();
-        place.fails(
+        place.expect_failure(
             1,
             &["mkfs", "uhs", "other"],
             &format!("other has {name}: nothing was changed"),
         );
         let how = format!("other is no uhs image: it has {name}");
-        place.fails(1, &["mount", "uhs:other", "mnt"], &how);
+        place.expect_failure(1, &["mount", "uhs:other", "mnt"], &how);
         assert!(fs::read(place.path("other")).unwrap() == bytes);
     }
     fs::write(place.path("zeros"), vec![0; 16 << 20]).unwrap();
-    place.ok(&["mkfs", "uhs", "zeros"]);
+    place.expect_success(&["mkfs", "uhs", "zeros"]);
 }
 
 #[test]
 fn what_cannot_be_mounted_is_named_with_the_next_step() {
     let Some(place) = with_image() else { return };
-    place.fails(2, &["mount", "uhs:", "mnt"], "names no path: uhs:IMAGE");
-    place.fails(1, &["mount", "uhs:none", "mnt"], "none --size 1G`");
-    place.fails(1, &["mount", "uhs:src", "mnt"], "name an image, which `defuse mkfs` makes");
+    place.expect_failure(2, &["mount", "uhs:", "mnt"], "names no path: uhs:IMAGE");
+    place.expect_failure(1, &["mount", "uhs:none", "mnt"], "none --size 1G`");
+    place.expect_failure(
+        1,
+        &["mount", "uhs:src", "mnt"],
+        "name an image, which `defuse mkfs` makes",
+    );
     fs::write(place.path("empty"), "").unwrap();
-    place.fails(1, &["mount", "uhs:empty", "mnt"], "less than one block");
+    place.expect_failure(1, &["mount", "uhs:empty", "mnt"], "less than one block");
     fs::write(place.path("zeros"), vec![0; 16 << 20]).unwrap();
-    place.fails(1, &["mount", "uhs:zeros", "mnt"], "zeros is empty: make a file system with");
+    place.expect_failure(
+        1,
+        &["mount", "uhs:zeros", "mnt"],
+        "zeros is empty: make a file system with",
+    );
 
     let whole = fs::read(place.path("img")).unwrap();
     File::options().write(true).open(place.path("img")).unwrap().set_len(20 << 20).unwrap();
-    place.fails(1, &["mount", "uhs:img", "mnt"], "its file system 33554432: it was cut short");
+    place.expect_failure(
+        1,
+        &["mount", "uhs:img", "mnt"],
+        "its file system 33554432: it was cut short",
+    );
     fs::write(place.path("img"), &whole).unwrap();
     // Format 2, with its checksum.
     for at in [0, 3 << 21, 7 << 21] {
@@ -208,14 +233,18 @@ fn what_cannot_be_mounted_is_named_with_the_next_step() {
         let image = OpenOptions::new().write(true).open(place.path("img")).unwrap();
         image.write_all_at(&block, at as u64).unwrap();
     }
-    place.fails(1, &["mount", "uhs:img", "mnt"], "use the version of defuse that made it");
+    place.expect_failure(1, &["mount", "uhs:img", "mnt"], "use the version of defuse that made it");
     for at in [100, (3 << 21) + 100, (7 << 21) + 100] {
         damage(&place, at);
     }
-    place.fails(1, &["mount", "uhs:img", "mnt"], "the superblock is damaged, in all copies");
-    place.fails(8, &["fsck", "img"], "the superblock is damaged, in all copies");
-    place.fails(8, &["fsck", "zeros"], "has no file system of the type uhs");
-    place.fails(8, &["fsck", "none"], "No such file or directory");
+    place.expect_failure(
+        1,
+        &["mount", "uhs:img", "mnt"],
+        "the superblock is damaged, in all copies",
+    );
+    place.expect_failure(8, &["fsck", "img"], "the superblock is damaged, in all copies");
+    place.expect_failure(8, &["fsck", "zeros"], "has no file system of the type uhs");
+    place.expect_failure(8, &["fsck", "none"], "No such file or directory");
     assert_eq!(place.run(&["fsck"]).code, Some(16));
     assert_eq!(place.run(&["fsck", "img", "--what"]).code, Some(16));
 }
@@ -224,25 +253,25 @@ fn what_cannot_be_mounted_is_named_with_the_next_step() {
 fn a_second_opener_learns_which_process_has_the_image() {
     let Some(place) = with_image() else { return };
     fs::create_dir(place.path("two")).unwrap();
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     let pid = place.list()[0]["pid"].as_i64().unwrap();
     let says = format!("img is in use by process {pid} (EBUSY)");
-    place.fails(1, &["mount", "uhs:img", "two"], &says);
-    place.fails(1, &["mount", "uhs:img", "two", "-o", "ro"], &says);
-    place.fails(8, &["fsck", "img"], &says);
-    place.fails(1, &["mkfs", "uhs", "img", "--force"], &says);
+    place.expect_failure(1, &["mount", "uhs:img", "two"], &says);
+    place.expect_failure(1, &["mount", "uhs:img", "two", "-o", "ro"], &says);
+    place.expect_failure(8, &["fsck", "img"], &says);
+    place.expect_failure(1, &["mkfs", "uhs", "img", "--force"], &says);
     // Killed, the daemon holds nothing.
     place.signal(Signal::KILL);
-    place.ok(&["umount", "mnt"]);
-    place.ok(&["mount", "uhs:img", "two"]);
-    place.ok(&["umount", "two"]);
+    place.expect_success(&["umount", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "two"]);
+    place.expect_success(&["umount", "two"]);
 }
 
 /// The lock of the first version of a file would be seen, too; the data must be the data of the last sync.
 #[test]
 fn what_was_synced_survives_a_kill_of_the_daemon() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+    place.expect_success(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
     let at = |name: String| place.path("mnt").join(name);
     for round in 0..3 {
         for n in 0..20 {
@@ -252,16 +281,16 @@ fn what_was_synced_survives_a_kill_of_the_daemon() {
             fs::write(at(format!("lost-{round}-{n}")), "x").unwrap();
         }
         place.signal(Signal::KILL);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         clean(&place);
-        place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+        place.expect_success(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
         for n in 0..20 {
             assert!(fs::read(at(format!("synced-{round}-{n}"))).unwrap() == vec![n; 10_000]);
         }
         // It came after the last sync.
         assert!(!at(format!("lost-{round}-19")).exists());
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     clean(&place);
 }
 
@@ -269,28 +298,28 @@ fn what_was_synced_survives_a_kill_of_the_daemon() {
 #[test]
 fn changes_are_durable_after_the_time_of_the_option_commit() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0.1"]);
+    place.expect_success(&["mount", "uhs:img", "mnt", "-o", "commit=0.1"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     // Two intervals, and time for a slow machine.
     std::thread::sleep(std::time::Duration::from_secs(2));
     place.signal(Signal::KILL);
-    place.ok(&["umount", "mnt"]);
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), "text");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for (fork, word) in [("auto", "one"), ("deny", "two"), ("share", "three")] {
         let script = format!("echo {word} > /x/{word} && (ls /x | wc -l)");
         let run = ["run", "--fork", fork, "--mount", "/x=uhs:img", "--", "bash", "-c", &script];
-        place.ok(&run);
+        place.expect_success(&run);
     }
     let run = ["run", "--mount", "/x=uhs:img,ro", "--"];
-    let out = place.ok(&[&run[..], &["cat", "/x/one", "/x/two", "/x/three"]].concat());
+    let out = place.expect_success(&[&run[..], &["cat", "/x/one", "/x/two", "/x/three"]].concat());
     assert_eq!(out, "one\ntwo\nthree\n");
     let said = place.run(&[&run[..], &["rm", "/x/one"]].concat());
     assert!(said.code != Some(0) && said.err.contains("Read-only file system"), "{}", said.err);
@@ -300,12 +329,12 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
     let mut server = server.unwrap();
     eventually("served", || place.path("socket").exists());
     let run = ["run", "--mount", "/x=socket:socket", "--"];
-    place.ok(&[&run[..], &["mv", "/x/one", "/x/four"]].concat());
+    place.expect_success(&[&run[..], &["mv", "/x/one", "/x/four"]].concat());
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert!(server.wait().unwrap().success());
     clean(&place);
-    let out = place.ok(&["run", "--mount", "/x=uhs:img", "--", "ls", "/x"]);
+    let out = place.expect_success(&["run", "--mount", "/x=uhs:img", "--", "ls", "/x"]);
     assert_eq!(out, "four\nthree\ntwo\n");
 }
 
@@ -313,12 +342,12 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
 #[test]
 fn what_a_program_of_a_run_has_written_is_durable_when_the_run_ends() {
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for round in 0..5 {
         let script = format!("echo {round} > /x/file");
-        place.ok(&["run", "--mount", "/x=uhs:img", "--", "bash", "-c", &script]);
+        place.expect_success(&["run", "--mount", "/x=uhs:img", "--", "bash", "-c", &script]);
         let read = ["run", "--mount", "/x=uhs:img,ro", "--", "cat", "/x/file"];
-        assert_eq!(place.ok(&read), format!("{round}\n"));
+        assert_eq!(place.expect_success(&read), format!("{round}\n"));
     }
 }
 
@@ -326,17 +355,17 @@ fn what_a_program_of_a_run_has_written_is_durable_when_the_run_ends() {
 #[test]
 fn a_read_only_mount_writes_nothing_and_stays_read_only() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
+    place.expect_success(&["mount", "uhs:img", "mnt", "-o", "commit=0"]);
     let file = File::create(place.path("mnt/file")).unwrap();
     file.write_all_at(b"synced", 0).unwrap();
     file.sync_all().unwrap();
     fs::write(place.path("mnt/lost"), "x").unwrap();
     place.signal(Signal::KILL);
     drop(file);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     let before = fs::read(place.path("img")).unwrap();
-    place.ok(&["mount", "uhs:img", "mnt", "-o", "ro"]);
-    let out = place.ok(&["run", "--mount", "/x=uhs:img,ro", "--", "cat", "/x/file"]);
+    place.expect_success(&["mount", "uhs:img", "mnt", "-o", "ro"]);
+    let out = place.expect_success(&["run", "--mount", "/x=uhs:img,ro", "--", "cat", "/x/file"]);
     assert_eq!(
         (out.as_str(), &*fs::read(place.path("mnt/file")).unwrap()),
         ("synced", &b"synced"[..])
@@ -346,13 +375,13 @@ fn a_read_only_mount_writes_nothing_and_stays_read_only() {
         let helper = place.path("mount.fuse.defuse");
         let _ = symlink(common::PROGRAM, &helper);
         let mut mount = place.command_of(&helper, &["uhs:img", mnt.to_str().unwrap()]);
-        said(mount.args(["-o", options]).output().unwrap())
+        from_output(mount.args(["-o", options]).output().unwrap())
     };
     let refused = remount("remount,rw");
     assert!(refused.code != Some(0) && refused.err.contains("without ro"), "{}", refused.err);
     assert_eq!(remount("remount,ro").code, Some(0));
     assert!(fs::write(place.path("mnt/file"), "x").is_err());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     assert!(fs::read(place.path("img")).unwrap() == before);
 }
 
@@ -360,16 +389,16 @@ fn a_read_only_mount_writes_nothing_and_stays_read_only() {
 #[test]
 fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     for name in ["one", "two"] {
         fs::write(place.path("mnt").join(name), name).unwrap();
     }
     let ino = fs::metadata(place.path("mnt/two")).unwrap().ino();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     // Without a snapshot, which a clean end leaves, the next mount reads all inodes.
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     place.signal(Signal::KILL);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     let image = fs::read(place.path("img")).unwrap();
     // Slots of the inode, by the number in their identity.
     let is_slot = |slot: &[u8]| {
@@ -394,19 +423,20 @@ fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
     assert_eq!(fs::read_to_string(place.path("mnt/one")).unwrap(), "one");
     let refused = fs::write(place.path("mnt/one"), "x").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::ROFS.raw_os_error()));
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 
     let said = place.run(&["fsck", "--repair", "img"]);
     assert_eq!(said.code, Some(1), "{}{}", said.out, said.err);
     assert!(said.out.contains("repaired: "), "{}", said.out);
     clean(&place);
     let json: serde_json::Value =
-        serde_json::from_str(&place.ok(&["fsck", "--repair", "--json", "img"])).unwrap();
+        serde_json::from_str(&place.expect_success(&["fsck", "--repair", "--json", "img"]))
+            .unwrap();
     assert_eq!(json["repairs"], serde_json::json!([]));
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     assert_eq!(fs::read_to_string(place.path("mnt/one")).unwrap(), "one");
     fs::write(place.path("mnt/new"), "new").unwrap();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// Any user may have made the image.
@@ -414,13 +444,13 @@ fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
 fn set_user_id_and_devices_of_an_image_have_no_effect_unless_requested() {
     let Some(place) = with_image() else { return };
     for (options, flags) in [("rw", "rw,nosuid,nodev"), ("suid,dev", "rw,")] {
-        place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
+        place.expect_success(&["mount", "uhs:img", "mnt", "-o", options]);
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let path = place.path("mnt");
         let line = mounts.lines().find(|line| line.contains(path.to_str().unwrap())).unwrap();
         let denied = line.contains("nosuid") && line.contains("nodev");
         assert_eq!((denied, line.contains(flags)), (options == "rw", true), "{line}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -428,11 +458,11 @@ fn set_user_id_and_devices_of_an_image_have_no_effect_unless_requested() {
 #[test]
 fn a_user_opens_only_images_that_the_user_may_open() {
     let Some(place) = with_image() else { return };
-    let program = place.for_all_users();
+    let program = place.install_for_all_users();
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let mut fsck = Command::new("setpriv");
     fsck.args(["--reuid", "12345", "--clear-groups", "--regid", "12345"]).arg(program);
-    let said = said(fsck.arg("fsck").arg(place.path("img")).output().unwrap());
+    let said = from_output(fsck.arg("fsck").arg(place.path("img")).output().unwrap());
     assert_eq!(said.code, Some(8), "{}", said.err);
     assert!(said.err.contains("with the rights of the user who mounts it"), "{}", said.err);
 }
@@ -440,10 +470,10 @@ fn a_user_opens_only_images_that_the_user_may_open() {
 /// The end of a server did not report that its file system could not keep the data that clients had written.
 #[test]
 fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     for takes in [true, false] {
-        let disk = TestTmpfs::on(place.path("disk"), MountFlags::empty(), c"size=40m");
-        place.ok(&["mkfs", "uhs", "disk/img", "--size", "32M"]);
+        let disk = TestTmpfs::mount_on(place.path("disk"), MountFlags::empty(), c"size=40m");
+        place.expect_success(&["mkfs", "uhs", "disk/img", "--size", "32M"]);
         if !takes {
             // The image loses the room that it was given, and another file takes it.
             let (img, sparse) = (disk.path().join("img"), disk.path().join("sparse"));
@@ -457,9 +487,9 @@ fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
         let server = server.stderr(Stdio::piped()).spawn().unwrap();
         eventually("the socket", || place.path("socket").exists());
         let script = "head -c 8388608 /dev/urandom > /x/file || true";
-        place.ok(&["run", "--mount", "/x=socket:socket", "--", "sh", "-c", script]);
+        place.expect_success(&["run", "--mount", "/x=socket:socket", "--", "sh", "-c", script]);
         kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
-        let end = said(server.wait_with_output().unwrap());
+        let end = from_output(server.wait_with_output().unwrap());
         assert_eq!(end.code, Some(if takes { 0 } else { 1 }), "{}", end.err);
         let said = "disk/img: not all changes could be made durable";
         assert_eq!(end.err.contains(said), !takes, "{}", end.err);
@@ -494,11 +524,11 @@ fn an_image_of_an_earlier_version_is_upgraded_and_keeps_its_files() {
     let json = place.run(&["fsck", "--upgrade", "--json", "earlier"]);
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&json["clean"], &json["upgrades"]), (&true.into(), &serde_json::json!([])));
-    place.ok(&["mount", "uhs:earlier", "mnt"]);
+    place.expect_success(&["mount", "uhs:earlier", "mnt"]);
     assert_eq!(fs::read(place.path("mnt/dir/below/small")).unwrap(), b"a few bytes");
     fs::write(place.path("mnt/new"), "new").unwrap();
-    place.ok(&["umount", "mnt"]);
-    place.ok(&["fsck", "earlier"]);
+    place.expect_success(&["umount", "mnt"]);
+    place.expect_success(&["fsck", "earlier"]);
     // A damaged image is repaired first.
     damage(&place, 0);
     let said = place.run(&["fsck", "--upgrade", "img"]);
@@ -509,13 +539,13 @@ fn an_image_of_an_earlier_version_is_upgraded_and_keeps_its_files() {
 #[test]
 fn an_image_without_a_root_is_refused_with_the_next_step() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     fs::write(place.path("mnt/file"), "file").unwrap();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     // Without a snapshot, which a clean end leaves, the next mount reads all inodes.
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     place.signal(Signal::KILL);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     let image = fs::read(place.path("img")).unwrap();
     let is_root = |slot: &[u8]| slot.starts_with(b"UHSS") && slot[40..48] == 1_u64.to_le_bytes();
     let slots = image.chunks(4096).enumerate().filter(|(_, slot)| is_root(slot));
@@ -531,10 +561,10 @@ fn an_image_without_a_root_is_refused_with_the_next_step() {
         assert!(said.err.contains("defuse fsck --repair"), "{}", said.err);
     }
     assert_eq!(place.run(&["fsck", "--repair", "img"]).code, Some(1));
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     // The file keeps its name if the names in the root can be read.
     let lost = fs::read_dir(place.path("mnt/lost+found")).ok().and_then(|mut found| found.next());
     let found = lost.map_or_else(|| place.path("mnt/file"), |found| found.unwrap().path());
     assert_eq!(fs::read(found).unwrap(), b"file");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }

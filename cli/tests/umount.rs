@@ -8,15 +8,15 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{DefuseOutput, PROGRAM, TestPlace, eventually, said};
+use common::{DefuseOutput, PROGRAM, TestPlace, eventually, from_output};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with a mounted image, whose changes take a moment to become durable.
 fn with_image() -> Option<TestPlace> {
-    let place = TestPlace::to_mount()?;
-    place.ok(&["mkfs", "uhs", "img", "--size", "256M"]);
+    let place = TestPlace::new_to_mount()?;
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "256M"]);
     Some(place)
 }
 
@@ -42,16 +42,17 @@ fn the_helper_of_umount_8_waits_until_the_daemon_has_ended() {
     let Some(place) = with_image() else { return };
     let helper = place.path("umount.fuse.defuse");
     symlink(PROGRAM, &helper).unwrap();
-    let call = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    let call =
+        |arguments: &[&str]| from_output(place.command_of(&helper, arguments).output().unwrap());
     for round in 0..3 {
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         let pid = place.pid();
         let told = call(&["mnt", "-v", "-t", "fuse.defuse"]);
         assert_eq!((told.code, told.err.as_str()), (Some(0), ""));
         assert!(has_ended(pid), "the daemon goes on");
     }
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     let busy = fs::File::open(place.path("mnt")).unwrap();
     assert_eq!(call(&["mnt"]).code, Some(32));
     assert_eq!(call(&["mnt", "-x"]).code, Some(1));
@@ -65,10 +66,10 @@ fn an_unmount_waits_for_a_daemon_that_is_registered_elsewhere() {
     let Some(place) = with_image() else { return };
     let elsewhere = |arguments: &[&str]| -> DefuseOutput {
         let mut command = place.command(arguments);
-        said(command.env("DEFUSE_RUNTIME_DIR", place.path("other")).output().unwrap())
+        from_output(command.env("DEFUSE_RUNTIME_DIR", place.path("other")).output().unwrap())
     };
     for round in 0..3 {
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         let pid = place.pid();
         // It waited for Ctrl-C, as for a mount of another program.
@@ -86,24 +87,24 @@ fn an_unmount_waits_for_a_daemon_that_is_registered_elsewhere() {
 fn an_image_that_is_being_released_is_waited_for() {
     let Some(place) = with_image() else { return };
     for round in 0..5 {
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         // Unmounts like a program that knows nothing of the daemon.
         unmount(place.path("mnt"), UnmountFlags::empty()).unwrap();
     }
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 5);
-    place.fails(1, &["mount", "uhs:img", "src"], "in use by process");
-    place.ok(&["umount", "mnt"]);
+    place.expect_failure(1, &["mount", "uhs:img", "src"], "in use by process");
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// The command waited for a minute, failed, named the wrong path, and advised to kill the daemon.
 #[test]
 fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let (mnt, other) = (place.path("mnt"), place.path("other"));
     fs::create_dir(&other).unwrap();
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
     mount_bind(&mnt, &other).unwrap();
     fs::write(mnt.join("file"), "x").unwrap();
@@ -113,7 +114,7 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
     assert!(text.contains(&format!("unmounted {}", mnt.display())), "{text}");
     assert!(text.contains(&format!("defuse umount {}", other.display())), "{text}");
     assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "x");
-    place.ok(&["umount", "other"]);
+    place.expect_success(&["umount", "other"]);
     assert!(has_ended(pid), "the daemon goes on");
 }
 
@@ -139,8 +140,8 @@ fn namespace(place: &TestPlace, seconds: &str) -> Option<Child> {
 
 #[test]
 fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
     let Some(mut copy) = namespace(&place, "1000") else { return };
     let told = place.run(&["umount", "mnt"]);
@@ -160,7 +161,7 @@ fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
 fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
     let Some(place) = with_image() else { return };
     for options in ["rw", "sandbox=privileges", "writeback"] {
-        place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
+        place.expect_success(&["mount", "uhs:img", "mnt", "-o", options]);
         let pid = place.pid();
         let Some(mut copy) = namespace(&place, "1000") else { return };
         fs::write(place.path("mnt/file"), options).unwrap();
@@ -168,9 +169,9 @@ fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
         eventually("the end of the daemon", || has_ended(pid));
         copy.kill().unwrap();
         copy.wait().unwrap();
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), options);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -184,7 +185,7 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     let mount = place.path("mnt");
     let source = format!("uhs:{}", place.path("img").display());
     let told = inside.arg(PROGRAM).args(["mount", &source]).arg(&mount).output();
-    let told = said(told.unwrap());
+    let told = from_output(told.unwrap());
     assert_eq!(told.code, Some(0), "{}", told.err);
     let told = place.run(&["umount", "mnt"]);
     assert_eq!(told.code, Some(1));
@@ -194,7 +195,7 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     eventually("the end of the daemon", || has_ended(pid));
-    place.ok(&["fsck", "img"]);
+    place.expect_success(&["fsck", "img"]);
     other.kill().unwrap();
     other.wait().unwrap();
 }
@@ -205,7 +206,7 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
 fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
     let Some(place) = with_image() else { return };
     for round in 0..3 {
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         let pid = place.pid();
         let Some(mut copy) = namespace(&place, "0.4") else { return };
@@ -219,9 +220,9 @@ fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
 /// A user who gave up waiting, by Ctrl-C or a kill, had the mount a while later.
 #[test]
 fn a_mount_or_server_is_not_made_if_the_process_that_waits_for_it_ends() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let path = place.path("never");
-    let listener = SilentServer::never_answering(&path);
+    let listener = SilentServer::start_silent(&path);
     let source = format!("socket:{}", path.display());
     for arguments in [["mount", &source, "mnt"], ["serve", &source, "sock"]] {
         for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
@@ -242,7 +243,7 @@ fn a_mount_or_server_is_not_made_if_the_process_that_waits_for_it_ends() {
 struct SilentServer(OwnedFd);
 
 impl SilentServer {
-    fn never_answering(path: &Path) -> SilentServer {
+    fn start_silent(path: &Path) -> SilentServer {
         let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         net::listen(&socket, 8).unwrap();

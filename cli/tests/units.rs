@@ -37,7 +37,7 @@ impl Drop for UnitProcess {
     }
 }
 
-fn told(socket: &UnixDatagram) -> String {
+fn receive_notice(socket: &UnixDatagram) -> String {
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut text = [0; 64];
     let length = socket.recv(&mut text).unwrap();
@@ -46,7 +46,7 @@ fn told(socket: &UnixDatagram) -> String {
 
 #[test]
 fn a_service_manager_learns_that_a_mount_of_a_configuration_is_ready() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let config = format!(
         "source = \"passthrough:{}\"\nmountpoint = {:?}\noptions = [\"ro\", \"sandbox=namespace\"]\n",
         place.path("src").display(),
@@ -58,7 +58,7 @@ fn a_service_manager_learns_that_a_mount_of_a_configuration_is_ready() {
     let manager = place.path("notify").display().to_string();
     let child =
         UnitProcess::start(&place, &["mount", "--foreground", "--config", "a.toml"], &manager);
-    assert_eq!(told(&socket), "READY=1\n");
+    assert_eq!(receive_notice(&socket), "READY=1\n");
     assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"hello");
     assert!(fs::write(place.path("mnt/other"), "").is_err(), "the option has no effect");
     child.end();
@@ -67,12 +67,12 @@ fn a_service_manager_learns_that_a_mount_of_a_configuration_is_ready() {
 
 #[test]
 fn a_mount_of_a_configuration_goes_to_the_background() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let config = format!("source = 'memory:'\nmountpoint = {:?}\n", place.path("mnt"));
     fs::write(place.path("a.toml"), config).unwrap();
-    place.ok(&["mount", "--config", "a.toml", "-o", "size=1M"]);
+    place.expect_success(&["mount", "--config", "a.toml", "-o", "size=1M"]);
     assert!(fs::write(place.path("mnt/large"), vec![0; 2 << 20]).is_err());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn a_service_manager_learns_that_a_manager_is_ready() {
         &["manager", "--foreground", "manager.toml"],
         &format!("@{name}"),
     );
-    assert_eq!(told(&socket), "READY=1\n");
-    place.ok(&["stat", "socket"]);
+    assert_eq!(receive_notice(&socket), "READY=1\n");
+    place.expect_success(&["stat", "socket"]);
     child.end();
 }
 
@@ -107,7 +107,7 @@ fn a_mount_that_fails_is_not_ready_and_names_the_place_of_the_mistake() {
     assert_eq!(child.0.wait().unwrap().code(), Some(2));
     socket.set_nonblocking(true).unwrap();
     assert!(socket.recv(&mut [0; 64]).is_err());
-    place.fails(2, &["mount", "--config", "a.toml"], "a.toml:3: speed: unknown field");
-    place.fails(1, &["mount", "--config", "no.toml"], "cannot read the configuration");
-    place.fails(1, &["mount", "--config", "no.toml"], "`defuse mount --help` shows");
+    place.expect_failure(2, &["mount", "--config", "a.toml"], "a.toml:3: speed: unknown field");
+    place.expect_failure(1, &["mount", "--config", "no.toml"], "cannot read the configuration");
+    place.expect_failure(1, &["mount", "--config", "no.toml"], "`defuse mount --help` shows");
 }

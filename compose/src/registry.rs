@@ -42,7 +42,7 @@ impl SourceRegistry {
             return Err(self.missing_kind_error(text));
         };
         let name = String::from_utf8_lossy(&bytes[..colon]);
-        let Some(kind) = self.kinds().find(|kind| kind.about().name == name) else {
+        let Some(kind) = self.kinds().find(|kind| kind.facts().name == name) else {
             return Err(self.unknown_kind(&name));
         };
         let rest = normalize_rest(kind, OsStr::from_bytes(&bytes[colon + 1..]))?;
@@ -86,7 +86,7 @@ impl SourceRegistry {
 
     /// The kinds of sources for help texts, one a line.
     pub fn help(&self) -> String {
-        let about = self.kinds().map(|kind| kind.about());
+        let about = self.kinds().map(|kind| kind.facts());
         about.map(|about| format!("  {:<20} {}\n", about.form, about.help)).collect()
     }
 
@@ -94,9 +94,9 @@ impl SourceRegistry {
         let shown = text.display();
         let is_path = Path::new(text).exists() || text.as_bytes().contains(&b'/');
         let of_directories =
-            |kind: &&dyn SourceKind| kind.about().sharing == SourceSharing::InDirectory;
+            |kind: &&dyn SourceKind| kind.facts().sharing == SourceSharing::InDirectory;
         if let Some(kind) = self.kinds().find(of_directories).filter(|_| is_path) {
-            let name = kind.about().name;
+            let name = kind.facts().name;
             return SourceOpenError::Usage(format!(
                 "source {shown} has no type: to serve this directory, write {name}:{shown}"
             ));
@@ -113,13 +113,13 @@ impl SourceRegistry {
     }
 
     fn forms(&self) -> String {
-        self.kinds().map(|kind| kind.about().form).collect::<Vec<_>>().join(", ")
+        self.kinds().map(|kind| kind.facts().form).collect::<Vec<_>>().join(", ")
     }
 }
 
 /// Checks the text after the colon, and makes a path absolute.
 fn normalize_rest(kind: &dyn SourceKind, rest: &OsStr) -> SourceResult<OsString> {
-    let about = kind.about();
+    let about = kind.facts();
     match about.rest {
         SourceRest::Path if rest.is_empty() => {
             let (name, form) = (about.name, about.form);
@@ -197,7 +197,7 @@ impl ParsedSource {
 
     /// `KIND:REST`, with an absolute path.
     pub fn text(&self) -> OsString {
-        let mut bytes = self.kind.about().name.as_bytes().to_vec();
+        let mut bytes = self.kind.facts().name.as_bytes().to_vec();
         bytes.push(b':');
         bytes.extend_from_slice(self.rest.as_bytes());
         OsString::from_vec(bytes)
@@ -205,7 +205,7 @@ impl ParsedSource {
 
     /// How several processes can use the source.
     pub fn sharing(&self) -> SourceSharing {
-        self.kind.about().sharing
+        self.kind.facts().sharing
     }
 
     /// The directory of the kernel that has all state of the source; `None` for other sources.
@@ -260,13 +260,13 @@ mod tests {
 
     #[test]
     fn no_two_kinds_have_one_name_and_each_fits_a_line_of_help() {
-        let mut names: Vec<_> = ALL.kinds().map(|kind| kind.about().name).collect();
+        let mut names: Vec<_> = ALL.kinds().map(|kind| kind.facts().name).collect();
         let count = names.len();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count);
         for kind in ALL.kinds() {
-            let about = kind.about();
+            let about = kind.facts();
             assert!(about.form.starts_with(&format!("{}:", about.name)), "{}", about.form);
             for option in kind.options() {
                 assert!(!option.help.is_empty() && option.help.len() < 100, "{}", option.name);

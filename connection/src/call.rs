@@ -57,7 +57,7 @@ impl<F> CheckedCall<'_, F> {
     }
 
     /// The guard, unless the user of the client is root.
-    pub(crate) fn guarded(&self) -> Option<&CallGuard<'_>> {
+    pub(crate) fn guard_if_user(&self) -> Option<&CallGuard<'_>> {
         self.guard.as_ref()
     }
 }

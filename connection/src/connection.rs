@@ -46,7 +46,7 @@ impl ServiceState {
 
     /// Like [`new`](ServiceState::new), for a server that calls [`release_stopped`](ServiceState::release_stopped).
     /// The connections keep the paths of their open files for its messages.
-    pub fn watching(
+    pub fn with_watcher(
         quotas: ServiceQuotas,
         await_ended: impl Fn() + Send + Sync + 'static,
     ) -> Arc<ServiceState> {
@@ -254,7 +254,7 @@ impl<F: FileSystem> PeerConnection<F> {
     /// mapping has ended, and changes are not in the file system, with the errors of a write: `ENOSPC`.
     pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         let call = self.check(cx, &[ino])?;
-        if !self.ledger.unmapped(ino) {
+        if !self.ledger.record_unmap(ino) {
             return Err(Errno::EINVAL);
         }
         let written = self.service.maps.release(call.fs, ino, 1);

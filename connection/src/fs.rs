@@ -23,16 +23,16 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         Caps { exclusive: false, backing_files: false, ..self.behind.unchecked().caps() }
     }
 
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
-        self.behind.unchecked().negative_valid_for(origin)
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
+        self.behind.unchecked().negative_lifetime(origin)
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
-        self.behind.unchecked().attached(origin, notify);
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.behind.unchecked().attach(origin, notify);
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
-        self.behind.unchecked().detached(origin)
+    fn detach(&self, origin: Origin) -> Result<()> {
+        self.behind.unchecked().detach(origin)
     }
 
     /// Returns nothing. Figures concern all users, and are for the operator of the server, which reads them from the
@@ -195,7 +195,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let change = || call.fs.setattr(cx, ino, fh, &set);
         match set.size {
             Some(size) => {
-                self.on_map(ino, change, |mapped, change| mapped.resize(call.fs, size, change))
+                self.run_on_map(ino, change, |mapped, change| mapped.resize(call.fs, size, change))
             }
             None => change(),
         }
@@ -220,7 +220,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let _held = self.service.holds.xattr(ino, self.is_guarded());
         call.guard(|guard| guard.xattr(ino, name, WRITE))?;
         let is_list = name.as_bytes() == b"system.posix_acl_access";
-        let clears = match call.guarded().filter(|_| is_list) {
+        let clears = match call.guard_if_user().filter(|_| is_list) {
             Some(guard) => guard.list_clears_sgid(ino)?,
             None => false,
         };
@@ -260,7 +260,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let args = self.open_args(args);
         let open = || call.fs.open(cx, ino, args);
         let opened = match args.flags.has(OpenFlags::TRUNC) {
-            true => self.on_map(ino, open, |mapped, open| mapped.resize(call.fs, 0, open)),
+            true => self.run_on_map(ino, open, |mapped, open| mapped.resize(call.fs, 0, open)),
             false => open(),
         };
         opened.map(|opened| self.record_open(ino, opened, args.flags, false))
@@ -284,7 +284,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let flags = OpenFlags(args.flags.0 | OpenFlags::EXCL);
         let made = call.fs.create(cx, parent, name, node, OpenArgs { flags, ..args })?;
         self.ledger.record_lookup(parent, name, made.0.ino);
-        Ok(self.created(made, args.flags))
+        Ok(self.record_created(made, args.flags))
     }
 
     fn tmpfile(
@@ -300,7 +300,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         call.guard(|guard| guard.make(parent, node))?;
         let args = self.open_args(args);
         let made = call.fs.tmpfile(cx, parent, node, args)?;
-        Ok(self.created(made, args.flags))
+        Ok(self.record_created(made, args.flags))
     }
 
     fn read(
@@ -311,7 +311,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let call = self.check(cx, &[file.ino])?;
-        call.guard(|guard| guard.uses(file, |modes| modes.reads))?;
+        call.guard(|guard| guard.check_use(file, |modes| modes.reads))?;
         let (file, args) = (self.lower(file)?, self.read_args(args));
         let len = out.remaining();
         let mapped =
@@ -331,7 +331,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let call = self.check(cx, &[file.ino])?;
-        call.guard(|guard| guard.uses(file, |modes| modes.writes))?;
+        call.guard(|guard| guard.check_use(file, |modes| modes.writes))?;
         let (file, args) = (self.lower(file)?, self.write_args(args));
         let mapped = self.service.maps.with(file.ino, |mapped| {
             let mut bytes = vec![0; data.remaining()];
@@ -365,7 +365,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         let call = self.check(cx, &[file.ino])?;
         let lower = self.lower(file)?;
-        if !self.ledger.flushed(file, owner) {
+        if !self.ledger.release_flushed(file, owner) {
             return Ok(());
         }
         // A program that closes a file waits for this reply, and not for the reply to its release.
@@ -397,11 +397,11 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let call = self.check(cx, &[file.ino])?;
-        call.guard(|guard| guard.uses(file, |modes| modes.writes))?;
+        call.guard(|guard| guard.check_use(file, |modes| modes.writes))?;
         let file = self.lower(file)?;
         let change = || call.fs.fallocate(cx, file, range);
         // Some modes move the data behind the range.
-        self.on_map(file.ino, change, |mapped, change| {
+        self.run_on_map(file.ino, change, |mapped, change| {
             mapped.change(call.fs, range.offset..u64::MAX, change)
         })
     }
@@ -416,14 +416,16 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         let call = self.check(cx, &[copy.src.ino])?;
         call.guard(|guard| {
-            guard.uses(copy.src, |modes| modes.reads)?;
-            guard.uses(copy.dst, |modes| modes.writes)
+            guard.check_use(copy.src, |modes| modes.reads)?;
+            guard.check_use(copy.dst, |modes| modes.writes)
         })?;
         let copy = CopyRange { src: self.lower(copy.src)?, dst: self.lower(copy.dst)?, ..*copy };
         self.write_back(call.fs, copy.src.ino)?;
         let change = || call.fs.copy_file_range(cx, &copy);
         let range = copy.dst_offset..copy.dst_offset.saturating_add(copy.length);
-        self.on_map(copy.dst.ino, change, |mapped, change| mapped.change(call.fs, range, change))
+        self.run_on_map(copy.dst.ino, change, |mapped, change| {
+            mapped.change(call.fs, range, change)
+        })
     }
 
     /// The file system alone knows the meaning of a request, and which callers may make it. It is left to root.
@@ -478,7 +480,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             taken = call.fs.setlk(cx, lower, &asked);
         }
         if taken.is_ok() {
-            self.ledger.locked(file.ino, request);
+            self.ledger.record_lock(file.ino, request);
         }
         taken
     }
@@ -497,7 +499,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             Box::new(move |taken| {
                 let _ended = (counted, listed);
                 if taken.is_ok() {
-                    ledger.locked(file.ino, &request);
+                    ledger.record_lock(file.ino, &request);
                 }
                 answer(taken);
             })
@@ -565,7 +567,7 @@ impl<F: FileSystem> PeerConnection<F> {
 
     /// Records a lookup that the client gets.
     fn record_grant(&self, entry: Entry) -> Entry {
-        self.ledger.looked_up(entry.ino);
+        self.ledger.count_lookup(entry.ino);
         entry
     }
 
@@ -576,7 +578,11 @@ impl<F: FileSystem> PeerConnection<F> {
         OpenReply { fh, backing: None, lower: None, ..opened }
     }
 
-    fn created(&self, (entry, opened): (Entry, OpenReply), flags: OpenFlags) -> (Entry, OpenReply) {
+    fn record_created(
+        &self,
+        (entry, opened): (Entry, OpenReply),
+        flags: OpenFlags,
+    ) -> (Entry, OpenReply) {
         let entry = self.record_grant(entry);
         (entry, self.record_open(entry.ino, opened, flags, false))
     }
@@ -604,7 +610,7 @@ impl<F: FileSystem> PeerConnection<F> {
     }
 
     /// Runs `change`; through `run` if the file is mapped.
-    fn on_map<T, C: FnOnce() -> Result<T>>(
+    fn run_on_map<T, C: FnOnce() -> Result<T>>(
         &self,
         ino: Ino,
         change: C,
@@ -631,12 +637,12 @@ impl<F: FileSystem> PeerConnection<F> {
         match op {
             IoOp::Read { file, args, len } => {
                 let call = self.check(cx, &[file.ino])?;
-                call.guard(|guard| guard.uses(file, |modes| modes.reads))?;
+                call.guard(|guard| guard.check_use(file, |modes| modes.reads))?;
                 Ok(IoOp::Read { file: self.lower(file)?, args: self.read_args(args), len })
             }
             IoOp::Write { file, args, len } => {
                 let call = self.check(cx, &[file.ino])?;
-                call.guard(|guard| guard.uses(file, |modes| modes.writes))?;
+                call.guard(|guard| guard.check_use(file, |modes| modes.writes))?;
                 Ok(IoOp::Write { file: self.lower(file)?, args: self.write_args(args), len })
             }
             IoOp::Fsync { file, datasync } => {

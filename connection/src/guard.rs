@@ -38,7 +38,7 @@ impl CallGuard<'_> {
     /// Checks opening the directory `ino` with `flags`.
     pub(crate) fn opendir(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
         const ACCESS_MODE: u32 = 3;
-        self.open(ino, flags.without(OpenFlags::TRUNC).without(ACCESS_MODE))
+        self.open(ino, flags.difference(OpenFlags::TRUNC).difference(ACCESS_MODE))
     }
 
     /// Checks the creation of `node` in `dir`. Users create no devices.
@@ -104,7 +104,7 @@ impl CallGuard<'_> {
         let attr = self.attr(ino)?;
         let writes = rules::may_set(self.who, &attr, set)?;
         match (set.size, fh) {
-            (Some(_), Some(fh)) => self.uses(File { ino, fh }, |modes| modes.writes),
+            (Some(_), Some(fh)) => self.check_use(File { ino, fh }, |modes| modes.writes),
             (Some(_), None) => self.permit_attr(ino, &attr, WRITE),
             (None, _) if writes => self.permit_attr(ino, &attr, WRITE),
             (None, _) => Ok(()),
@@ -127,7 +127,11 @@ impl CallGuard<'_> {
     }
 
     /// Checks the use of an open file, by the function `how` of its modes: `EBADF`.
-    pub(crate) fn uses(&self, file: File, how: impl FnOnce(AccessModes) -> bool) -> Result<()> {
+    pub(crate) fn check_use(
+        &self,
+        file: File,
+        how: impl FnOnce(AccessModes) -> bool,
+    ) -> Result<()> {
         let modes = self.ledger.modes(file);
         if modes.is_some_and(how) { Ok(()) } else { Err(Errno::EBADF) }
     }
@@ -136,8 +140,8 @@ impl CallGuard<'_> {
     /// does not.
     pub(crate) fn lock(&self, file: File, request: &LockRequest) -> Result<()> {
         match (request.kind, request.lock.typ) {
-            (LockKind::Posix, LockType::Read) => self.uses(file, |modes| modes.reads),
-            (LockKind::Posix, LockType::Write) => self.uses(file, |modes| modes.writes),
+            (LockKind::Posix, LockType::Read) => self.check_use(file, |modes| modes.reads),
+            (LockKind::Posix, LockType::Write) => self.check_use(file, |modes| modes.writes),
             _ => Ok(()),
         }
     }

@@ -227,7 +227,7 @@ impl ConnectionLedger {
         let common = FamilyLedger {
             shards: LedgerShards::default(),
             next: AtomicU64::new(1),
-            secret: secret() & !LockOwner::of_process(0).0,
+            secret: secret() & !LockOwner::for_process(0).0,
         };
         let paths = keeps_paths.then(ConnectionPaths::default);
         ConnectionLedger::for_family(
@@ -343,7 +343,7 @@ impl ConnectionLedger {
     }
 
     /// Records a lookup of `ino` that the client gets.
-    pub(crate) fn looked_up(&self, ino: Ino) {
+    pub(crate) fn count_lookup(&self, ino: Ino) {
         if ino != Ino::ROOT {
             let (mut own, mut family) = self.shard(ino);
             own.add_lookup(ino, &self.usage);
@@ -443,7 +443,7 @@ impl ConnectionLedger {
         }
         self.usage.sub_opens(1);
         for &(kind, owner) in family.open.get(&key).iter().flat_map(|open| &open.locks) {
-            self.usage.unlocked((file.ino, kind, owner));
+            self.usage.record_unlock((file.ino, kind, owner));
         }
         let (locks, last) = family.close(key, &mine);
         Some(CloseOutcome { handle: mine.handle, release: last.is_some(), locks })
@@ -512,7 +512,7 @@ impl ConnectionLedger {
     }
 
     /// Records that a mapping has ended; false if there was none.
-    pub(crate) fn unmapped(&self, ino: Ino) -> bool {
+    pub(crate) fn record_unmap(&self, ino: Ino) -> bool {
         let mut own = lock(&self.own[shard_index(ino)]);
         let Some(mapping) = own.maps.get_mut(&ino) else { return false };
         take(&mut mapping.count, 1);
@@ -544,9 +544,9 @@ impl ConnectionLedger {
 
     /// Releases the locks of `owner`: the record locks of a process, or the locks of an open file that the client
     /// closes. False if the locks stay, because another connection has them, too.
-    pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
+    pub(crate) fn release_flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
-        self.usage.unlocked((file.ino, LockKind::Posix, owner));
+        self.usage.record_unlock((file.ino, LockKind::Posix, owner));
         if owner.is_process() {
             let key = (file.ino, LockKind::Posix, owner);
             return !own.locks.remove(&key) || family.unlock(&key);
@@ -567,7 +567,7 @@ impl ConnectionLedger {
     pub(crate) fn takes_flock(&self, file: File, owner: LockOwner) -> bool {
         let mut family = lock(&self.family.shards[shard_index(file.ino)]);
         let open = family.open.get_mut(&(file.ino, file.fh));
-        self.usage.unlocked((file.ino, LockKind::Flock, owner));
+        self.usage.record_unlock((file.ino, LockKind::Flock, owner));
         open.is_some_and(|open| open.locks.remove(&(LockKind::Flock, owner)))
     }
 
@@ -694,7 +694,7 @@ fn release(fs: &dyn FileSystem, file: File, open: &FamilyOpenFile) {
     if open.dir {
         let _ = fs.releasedir(&cx, file);
     } else {
-        let _ = fs.release(&cx, file, ReleaseArgs::of(open.flags));
+        let _ = fs.release(&cx, file, ReleaseArgs::from_flags(open.flags));
     }
 }
 

@@ -24,7 +24,7 @@ impl DirSink for AccountedListing<'_, '_> {
 
     fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
         if let Some(entry) = entry {
-            self.ledger.looked_up(entry.ino);
+            self.ledger.count_lookup(entry.ino);
             if let Ok(name) = Name::new(item.name) {
                 self.ledger.record_lookup(self.dir, name, entry.ino);
             }

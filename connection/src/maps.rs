@@ -31,7 +31,7 @@ use defuse_fs::{
 use defuse_probe::WarningLimiter;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 
-use parts::{PAGE, PIECE, add, common, first, pages, pieces, subtract};
+use parts::{PAGE, PIECE, add, common, first_part, pages, pieces, subtract};
 
 /// The length of the memory of a file: no mapping reaches further.
 const LENGTH: u64 = 1 << 62;
@@ -141,7 +141,7 @@ impl MappedFiles {
         self.count.fetch_sub(1, Ordering::SeqCst);
         drop(files);
         if let Some(OpenMapping { file, .. }) = mapped.open.take() {
-            let args = ReleaseArgs::of(OpenFlags(OpenFlags::RDWR));
+            let args = ReleaseArgs::from_flags(OpenFlags(OpenFlags::RDWR));
             let _ = fs.release(&own_context(), file, args);
         }
         if let Err(errno) = written {
@@ -244,7 +244,7 @@ impl MappedInode {
         match memory() {
             Ok(memory) => self.open = Some(OpenMapping { file, writable: writes, memory }),
             Err(errno) => {
-                let _ = fs.release(&cx, file, ReleaseArgs::of(flags));
+                let _ = fs.release(&cx, file, ReleaseArgs::from_flags(flags));
                 return Err(errno);
             }
         }
@@ -352,7 +352,8 @@ impl MappedInode {
         let range = range.start..range.end.min(size).min(open.len()?);
         for mut rest in self.filled.iter().filter_map(|part| common(part, &range)) {
             // If both have a hole, nothing has changed.
-            while let Some(part) = first(open.data_in(&rest)?, data_in(fs, open.file, rest.clone()))
+            while let Some(part) =
+                first_part(open.data_in(&rest)?, data_in(fs, open.file, rest.clone()))
             {
                 rest.start = part.end;
                 open.write_back(fs, part)?;
@@ -557,7 +558,7 @@ fn read(
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
         }
-        match out.filled() {
+        match out.filled_len() {
             0 => break,
             count => done += count,
         }

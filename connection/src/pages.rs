@@ -45,7 +45,7 @@ pub trait VersionSource: Send + Sync + Debug {
     fn attributes(&self, ino: Ino) -> Option<u64>;
 
     /// A client has mapped the file, and may change it unseen: cached bytes of the file are no longer valid.
-    fn mapped(&self, ino: Ino);
+    fn record_mapping(&self, ino: Ino);
 
     /// The names for clients with these rights; `None` where they have none.
     fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>>;
@@ -122,7 +122,7 @@ impl<F: FileSystem> PeerConnection<F> {
 
     /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is
     /// mapped, and after any error.
-    pub fn whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
+    pub fn read_whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
         let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
         let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
         if attr.kind != FileKind::Regular || self.is_mapped(file.ino) {
@@ -135,7 +135,7 @@ impl<F: FileSystem> PeerConnection<F> {
         if size > 0 {
             self.read(cx, file, args, &mut out).ok()?;
         }
-        let is_whole = out.filled() == size;
+        let is_whole = out.filled_len() == size;
         let read_is_due = attr.read_is_due(Timestamp::now());
         is_whole.then_some(WholeBytes { bytes, read_is_due })
     }

@@ -119,7 +119,7 @@ impl<F: FileSystem> PeerConnection<F> {
         let args = OpenArgs { flags: wanted.flags, kill_suidgid: false };
         let opened = self.open(cx, ino, args)?;
         let file = File { ino, fh: opened.fh };
-        match self.whole(cx, file, wanted.most_bytes) {
+        match self.read_whole(cx, file, wanted.most_bytes) {
             Some(whole) if version(ino) == Some(before) => {
                 Ok(WholeOpenFile { ino, opened, version: before, whole })
             }
@@ -138,6 +138,6 @@ impl<F: FileSystem> PeerConnection<F> {
             let mut sink = SliceSink::new(&mut byte);
             let _ = self.read(cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, 1));
         }
-        let _ = self.release(cx, file, ReleaseArgs::of(flags));
+        let _ = self.release(cx, file, ReleaseArgs::from_flags(flags));
     }
 }

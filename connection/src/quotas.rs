@@ -112,7 +112,7 @@ impl UserAccount {
 
     /// The bytes that the user has mapped.
     #[cfg(test)]
-    pub(crate) fn mapped(&self) -> u64 {
+    pub(crate) fn mapped_bytes(&self) -> u64 {
         self.mapped.get()
     }
 }
@@ -133,7 +133,7 @@ impl Drop for ReservedBytes {
 mod tests {
     use super::*;
 
-    fn accounts(user: u64, all: u64) -> UserAccounts {
+    fn make_accounts(user: u64, all: u64) -> UserAccounts {
         let limits = ConnectionLimits { mapped_bytes: user, ..ConnectionLimits::default() };
         UserAccounts::new(ServiceQuotas {
             user: limits,
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn one_user_has_one_account_while_it_has_connections() {
-        let accounts = accounts(1, 1);
+        let accounts = make_accounts(1, 1);
         let (one, other) = (accounts.account_of(5), accounts.account_of(6));
         assert!(Arc::ptr_eq(&one, &accounts.account_of(5)) && !Arc::ptr_eq(&one, &other));
         one.lookups.add(3);
@@ -155,16 +155,16 @@ mod tests {
 
     #[test]
     fn reservations_pass_neither_the_limit_of_a_user_nor_that_of_all() {
-        let accounts = accounts(10, 15);
+        let accounts = make_accounts(10, 15);
         let (one, other) = (accounts.account_of(5), accounts.account_of(6));
         let first = one.reserve_mapped(8);
         let second = one.reserve_mapped(8);
         let third = other.reserve_mapped(8);
         assert_eq!((first.bytes, second.bytes, third.bytes), (8, 2, 5));
-        assert_eq!((one.mapped(), other.mapped(), accounts.mapped.get()), (10, 5, 15));
+        assert_eq!((one.mapped_bytes(), other.mapped_bytes(), accounts.mapped.get()), (10, 5, 15));
         drop((first, second));
         assert_eq!(other.reserve_mapped(8).bytes, 5);
         drop(third);
-        assert_eq!((one.mapped(), other.mapped(), accounts.mapped.get()), (0, 0, 0));
+        assert_eq!((one.mapped_bytes(), other.mapped_bytes(), accounts.mapped.get()), (0, 0, 0));
     }
 }

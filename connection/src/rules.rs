@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    fn who(uid: u32) -> PeerCredentials {
+    fn make_user(uid: u32) -> PeerCredentials {
         PeerCredentials { pid: 1, uid, groups: vec![uid, 20] }
     }
 
@@ -174,10 +174,10 @@ mod tests {
     fn the_mode_bits_of_the_users_class_decide() {
         let denied = Err(Errno::EACCES);
         let (own, group) = (file(0o047, 5), attr(FileKind::Regular, 0o470, 0, 20));
-        assert_eq!(permit(&who(5), &own, None, READ), denied);
-        assert_eq!(permit(&who(5), &group, None, READ | WRITE | EXEC), Ok(()));
-        assert_eq!(permit(&who(5), &file(0o604, 0), None, READ), Ok(()));
-        assert_eq!(permit(&who(5), &file(0o604, 0), None, WRITE), denied);
+        assert_eq!(permit(&make_user(5), &own, None, READ), denied);
+        assert_eq!(permit(&make_user(5), &group, None, READ | WRITE | EXEC), Ok(()));
+        assert_eq!(permit(&make_user(5), &file(0o604, 0), None, READ), Ok(()));
+        assert_eq!(permit(&make_user(5), &file(0o604, 0), None, WRITE), denied);
         assert_eq!(open_mask(OpenFlags(OpenFlags::TRUNC)), READ | WRITE);
     }
 
@@ -192,55 +192,55 @@ mod tests {
             SetAttr { atime: Some(SetTime::At(time)), ..nothing },
             SetAttr { ctime: Some(time), ..nothing },
         ] {
-            assert_eq!(may_set(&who(5), &foreign, &set), Err(Errno::EPERM), "{set:?}");
-            assert_eq!(may_set(&who(5), &own, &set), Ok(false), "{set:?}");
+            assert_eq!(may_set(&make_user(5), &foreign, &set), Err(Errno::EPERM), "{set:?}");
+            assert_eq!(may_set(&make_user(5), &own, &set), Ok(false), "{set:?}");
         }
         let now = SetAttr { mtime: Some(SetTime::Now), ..nothing };
-        assert_eq!(may_set(&who(5), &foreign, &now), Ok(true));
+        assert_eq!(may_set(&make_user(5), &foreign, &now), Ok(true));
         for gives in [SetAttr { gid: Some(7), ..nothing }, SetAttr { uid: Some(7), ..nothing }] {
-            assert_eq!(may_set(&who(5), &own, &gives), Err(Errno::EPERM), "{gives:?}");
+            assert_eq!(may_set(&make_user(5), &own, &gives), Err(Errno::EPERM), "{gives:?}");
         }
         let sgid = SetAttr { perm: Some(0o2755), ..nothing };
         let of_seven = attr(FileKind::Regular, 0o644, 5, 7);
-        assert_eq!(may_set(&who(5), &of_seven, &sgid), Err(Errno::EPERM));
-        assert_eq!(may_set(&who(5), &own, &sgid), Ok(false));
+        assert_eq!(may_set(&make_user(5), &of_seven, &sgid), Err(Errno::EPERM));
+        assert_eq!(may_set(&make_user(5), &own, &sgid), Ok(false));
     }
 
     /// A SETATTR that clears set-user-id and sets nothing passed without a check.
     #[test]
     fn clearing_set_user_id_needs_permission_to_write() {
         let kill = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-        assert_eq!(may_set(&who(5), &file(0o4755, 0), &kill), Ok(true));
-        assert_eq!(may_set(&who(5), &file(0o4755, 5), &kill), Ok(false));
+        assert_eq!(may_set(&make_user(5), &file(0o4755, 0), &kill), Ok(true));
+        assert_eq!(may_set(&make_user(5), &file(0o4755, 5), &kill), Ok(false));
     }
 
     #[test]
     fn names_of_others_stay_in_a_sticky_directory_and_get_no_second_one() {
         let sticky = attr(FileKind::Directory, 0o1777, 0, 0);
-        assert_eq!(may_remove(&who(5), &sticky, &file(0o666, 0)), Err(Errno::EPERM));
-        assert_eq!(may_remove(&who(5), &sticky, &file(0o666, 5)), Ok(()));
-        assert_eq!(may_link(&who(5), &file(0o666, 0), || true), Ok(()));
-        assert_eq!(may_link(&who(5), &file(0o4666, 0), || true), Err(Errno::EPERM));
-        assert_eq!(may_link(&who(5), &file(0o644, 0), || false), Err(Errno::EPERM));
+        assert_eq!(may_remove(&make_user(5), &sticky, &file(0o666, 0)), Err(Errno::EPERM));
+        assert_eq!(may_remove(&make_user(5), &sticky, &file(0o666, 5)), Ok(()));
+        assert_eq!(may_link(&make_user(5), &file(0o666, 0), || true), Ok(()));
+        assert_eq!(may_link(&make_user(5), &file(0o4666, 0), || true), Err(Errno::EPERM));
+        assert_eq!(may_link(&make_user(5), &file(0o644, 0), || false), Err(Errno::EPERM));
     }
 
     #[test]
     fn privileged_attributes_are_not_set_by_owners() {
         for name in [&b"security.capability"[..], b"trusted.x", b"system.other"] {
-            assert_eq!(may_xattr(&who(5), &file(0o666, 5), name, WRITE), Err(Errno::EPERM));
+            assert_eq!(may_xattr(&make_user(5), &file(0o666, 5), name, WRITE), Err(Errno::EPERM));
         }
         let list = b"system.posix_acl_access";
-        assert_eq!(may_xattr(&who(5), &file(0o666, 5), list, WRITE), Ok(false));
-        assert_eq!(may_xattr(&who(5), &file(0o666, 0), list, WRITE), Err(Errno::EPERM));
-        assert_eq!(may_xattr(&who(5), &file(0o666, 0), b"user.x", WRITE), Ok(true));
+        assert_eq!(may_xattr(&make_user(5), &file(0o666, 5), list, WRITE), Ok(false));
+        assert_eq!(may_xattr(&make_user(5), &file(0o666, 0), list, WRITE), Err(Errno::EPERM));
+        assert_eq!(may_xattr(&make_user(5), &file(0o666, 0), b"user.x", WRITE), Ok(true));
     }
 
     #[test]
     fn what_the_kernel_opens_by_itself_is_opened_by_nobody() {
         let device = attr(FileKind::CharDevice, 0o666, 5, 5);
-        assert_eq!(may_open(&who(5), &device, OpenFlags(0)), Err(Errno::ENXIO));
+        assert_eq!(may_open(&make_user(5), &device, OpenFlags(0)), Err(Errno::ENXIO));
         let no_atime = OpenFlags(OpenFlags::NOATIME);
-        assert_eq!(may_open(&who(5), &file(0o666, 0), no_atime), Err(Errno::EPERM));
-        assert_eq!(may_open(&who(5), &file(0o666, 5), no_atime), Ok(()));
+        assert_eq!(may_open(&make_user(5), &file(0o666, 0), no_atime), Err(Errno::EPERM));
+        assert_eq!(may_open(&make_user(5), &file(0o666, 5), no_atime), Ok(()));
     }
 }

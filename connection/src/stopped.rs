@@ -154,7 +154,7 @@ impl LockWatch {
         let mut released = 0;
         for (ino, request, since) in waits {
             for (client, holder) in holders(&clients, ino, &request) {
-                let sharing = sharing(&clients, client, &holder);
+                let sharing = find_sharing(&clients, client, &holder);
                 let Some(all) = StoppedProcesses::find_all(&sharing, client, &holder, look) else {
                     continue;
                 };
@@ -171,7 +171,7 @@ impl LockWatch {
                 released += 1;
                 self.released.fetch_add(1, Ordering::Relaxed);
                 sharing.iter().for_each(|one| one.lose());
-                let file = named(fs, ino, &sharing);
+                let file = describe_file(fs, ino, &sharing);
                 log::warn!(
                     "{all} lost its lock on {file}: others have waited for it for {limit:?}"
                 );
@@ -195,7 +195,7 @@ fn holders<'a>(
 }
 
 /// All clients that share a lock.
-fn sharing<'a>(
+fn find_sharing<'a>(
     clients: &'a [Arc<WatchedClient>],
     own: &WatchedClient,
     holder: &LockHolder,
@@ -205,7 +205,11 @@ fn sharing<'a>(
 }
 
 /// The path by which one of `sharing` found a file, and the number that `find -inum` takes.
-pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<WatchedClient>]) -> String {
+pub(crate) fn describe_file(
+    fs: &dyn FileSystem,
+    ino: Ino,
+    sharing: &[&Arc<WatchedClient>],
+) -> String {
     let attr = fs.getattr(&Context::new(Caller::default()), ino, None);
     let number = attr.map_or(ino.0, |attr| attr.st_ino);
     let known = |one: &&Arc<WatchedClient>| one.ledger.paths.as_ref()?.path_of(ino);

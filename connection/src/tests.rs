@@ -33,7 +33,7 @@ impl CountingFileSystem {
         Ok(Entry { ino, generation: 0, attr: attr(ino), valid_for: Duration::ZERO })
     }
 
-    fn opened(&self) -> Result<OpenReply> {
+    fn make_open_reply(&self) -> Result<OpenReply> {
         self.opens.fetch_add(1, Ordering::Relaxed);
         Ok(OpenReply::new(Fh(self.number())))
     }
@@ -78,13 +78,13 @@ impl FileSystem for CountingFileSystem {
         let secret = Attr { uid: 0, gid: 0, perm: 0o700, ..attr };
         Ok(if self.is_secret.load(Ordering::Relaxed) { secret } else { attr })
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { self.opened() }
-    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> { self.opened() }
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { self.make_open_reply() }
+    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> { self.make_open_reply() }
     fn create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
-        Ok((self.entry()?, self.opened()?))
+        Ok((self.entry()?, self.make_open_reply()?))
     }
     fn tmpfile(&self, _: &Context<'_>, _: Ino, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
-        Ok((self.entry()?, self.opened()?))
+        Ok((self.entry()?, self.make_open_reply()?))
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let item = DirItem { ino: 9, next: 1, kind: FileKind::Regular, name: b"name" };
@@ -113,7 +113,7 @@ struct MethodRecorder {
 }
 
 impl MethodRecorder {
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         _: &Context<'_>,
@@ -125,7 +125,7 @@ impl MethodRecorder {
 }
 
 impl FileSystem for MethodRecorder {
-    delegate!(around inner, except submit, setlkw);
+    delegate!(intercept inner, except submit, setlkw);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         self.inner.shortcuts()
@@ -236,7 +236,7 @@ fn is_for_all(method: Method) -> bool {
 }
 
 /// True for methods that give an open file back. They are called after its process has ended, for no caller.
-fn gives_back(method: Method) -> bool {
+fn is_release(method: Method) -> bool {
     matches!(method, Method::Release | Method::Releasedir)
 }
 
@@ -250,7 +250,7 @@ fn context(uid: u32) -> Context<'static> {
     Context::new(Caller { uid, gid: uid, pid: 1 })
 }
 
-fn reached(fs: &CountingFileSystem) -> BTreeSet<&'static str> {
+fn reach_all(fs: &CountingFileSystem) -> BTreeSet<&'static str> {
     std::mem::take(&mut *fs.calls.lock().unwrap()).into_iter().map(Method::name).collect()
 }
 
@@ -273,9 +273,9 @@ fn no_method_reaches_an_inode_that_the_client_was_not_given() {
     for uid in [0, 5] {
         let connection = connection(&fs, uid);
         for method in operations().filter(|&method| !is_for_all(method)) {
-            let expected = if gives_back(method) { Errno::EBADF } else { Errno::ESTALE };
+            let expected = if is_release(method) { Errno::EBADF } else { Errno::ESTALE };
             let result = call(&connection, method, &context(uid), OTHERS);
-            assert_eq!((result, reached(&fs)), (Err(expected), BTreeSet::new()), "{method:?}");
+            assert_eq!((result, reach_all(&fs)), (Err(expected), BTreeSet::new()), "{method:?}");
         }
     }
 }
@@ -285,10 +285,10 @@ fn no_method_acts_for_another_user_than_that_of_the_client() {
     let fs = Arc::new(CountingFileSystem::default());
     let connection = connection(&fs, 5);
     let root = File { ino: Ino::ROOT, fh: Fh(1) };
-    let others = |&method: &Method| !is_for_all(method) && !gives_back(method);
+    let others = |&method: &Method| !is_for_all(method) && !is_release(method);
     for method in operations().filter(others) {
         let result = call(&connection, method, &context(6), root);
-        assert_eq!((result, reached(&fs)), (Err(Errno::EPERM), BTreeSet::new()), "{method:?}");
+        assert_eq!((result, reach_all(&fs)), (Err(Errno::EPERM), BTreeSet::new()), "{method:?}");
     }
 }
 
@@ -327,7 +327,7 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
     for method in operations().filter(|&method| !is_for_all(method)) {
         let result = call(&connection, method, &context(0), root);
         let expected: &[&str] = if takes_inode(method) { &[method.name()] } else { &[] };
-        assert_eq!(reached(&fs), expected.iter().copied().collect(), "{method:?}");
+        assert_eq!(reach_all(&fs), expected.iter().copied().collect(), "{method:?}");
         assert_eq!(result == Err(Errno::EBADF), !takes_inode(method), "{method:?}: {result:?}");
     }
     connection.close();
@@ -360,11 +360,11 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
         let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
         let file = File { ino: entry.ino, fh: connection.open(&cx, entry.ino, args).unwrap().fh };
         fs.is_secret.store(true, Ordering::Relaxed);
-        reached(&fs);
+        reach_all(&fs);
         let result = call(&connection, method, &cx, file);
         let refused = [Errno::EACCES, Errno::EPERM, Errno::EBADF, Errno::ENOTTY];
         assert!(result.is_err_and(|errno| refused.contains(&errno)), "{method:?}: {result:?}");
-        let reached = reached(&fs);
+        let reached = reach_all(&fs);
         assert!(reached.is_subset(&looks), "{method:?}: {reached:?}");
         assert!(
             !looks.contains(method.name())
@@ -423,9 +423,9 @@ fn each_method_of_the_contract_is_written_and_checked() {
     // Why they are not checked is said where they are.
     let unchecked = [
         "caps",
-        "negative_valid_for",
-        "attached",
-        "detached",
+        "negative_lifetime",
+        "attach",
+        "detach",
         "figures",
         "notes",
         "failure_domain",
@@ -450,7 +450,7 @@ fn each_method_of_the_contract_is_written_and_checked() {
             .iter()
             .any(|given| body.split('{').next().unwrap().contains(given));
         let accounted =
-            ["self.record_grant(", "self.record_lookup(", "self.record_open(", "self.created("];
+            ["self.record_grant(", "self.record_lookup(", "self.record_open(", "self.record_created("];
         assert_eq!(given, accounted.iter().any(|text| body.contains(text)), "{name}");
         count += 1;
     }
@@ -550,7 +550,7 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     let service = ServiceState::new(ServiceQuotas::default(), || ());
     let who = PeerCredentials { pid: 1, uid: 5, groups: vec![5] };
     let connection = PeerConnection::new(Arc::clone(&fs), service, who);
-    let (cx, owner) = (context(5), LockOwner::of_process(1));
+    let (cx, owner) = (context(5), LockOwner::for_process(1));
     let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
     let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
     let file = File { ino: entry.ino, fh: connection.open(&cx, entry.ino, args).unwrap().fh };
@@ -584,7 +584,7 @@ fn a_lock_is_granted_whose_holder_ends_during_the_request() {
     let service = ServiceState::new(ServiceQuotas::default(), || ());
     let who = PeerCredentials { pid: 1, uid: 5, groups: vec![5] };
     let connection = PeerConnection::new(fs, service, who);
-    let (cx, owner) = (context(5), LockOwner::of_process(1));
+    let (cx, owner) = (context(5), LockOwner::for_process(1));
     let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
     let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
     let file = File { ino: entry.ino, fh: connection.open(&cx, entry.ino, args).unwrap().fh };

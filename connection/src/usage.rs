@@ -123,7 +123,7 @@ impl ConnectionUsage {
         ClientHoldings {
             inodes: self.lookups.get(),
             open_files: self.opens.get(),
-            locks: self.ranges().held() as u64,
+            locks: self.ranges().held_count() as u64,
             lock_waits: self.waits.get(),
             mapped_bytes: self.mapped.get(),
             locks_lost: 0,
@@ -219,7 +219,7 @@ impl ConnectionUsage {
     }
 
     /// Records that all locks of an owner are released.
-    pub(super) fn unlocked(&self, key: LockKey) {
+    pub(super) fn record_unlock(&self, key: LockKey) {
         self.change_ranges(|ranges| ranges.drop_owner(key, key.1, key.2, &mut Vec::new()));
     }
 
@@ -232,9 +232,9 @@ impl ConnectionUsage {
 
     fn change_ranges<T>(&self, change: impl FnOnce(&mut LockTable<LockKey, ()>) -> T) -> T {
         let mut ranges = self.ranges();
-        let before = ranges.held() as u64;
+        let before = ranges.held_count() as u64;
         let changed = change(&mut ranges);
-        let after = ranges.held() as u64;
+        let after = ranges.held_count() as u64;
         match after >= before {
             true => self.account.locks.add(after - before),
             false => self.account.locks.sub(before - after),
@@ -278,7 +278,7 @@ impl ConnectionLedger {
         let takes = request.lock.typ != LockType::Unlock;
         let (usage, account) = (&self.usage, &self.usage.account);
         let full = || {
-            usage.ranges().held() as u64 >= usage.limits.locks
+            usage.ranges().held_count() as u64 >= usage.limits.locks
                 || account.locks.get() >= account.limits.locks
         };
         if takes && full() { Err(Errno::ENOLCK) } else { Ok(()) }
@@ -291,7 +291,7 @@ impl ConnectionLedger {
     }
 
     /// Records that the file system has set or dropped a lock. The owner has the number that the client chose.
-    pub(crate) fn locked(&self, ino: Ino, request: &LockRequest) {
+    pub(crate) fn record_lock(&self, ino: Ino, request: &LockRequest) {
         let key = (ino, request.kind, request.owner);
         // A key has one owner, so there is no conflict.
         let _ = self.usage.change_ranges(|ranges| ranges.set(key, request, &mut Vec::new()));
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
     use crate::quotas::{ServiceQuotas, UserAccounts};
 
-    fn of(limits: ConnectionLimits) -> ConnectionLedger {
+    fn make_ledger(limits: ConnectionLimits) -> ConnectionLedger {
         ConnectionLedger::new(
             limits,
             UserAccounts::new(ServiceQuotas::default()).account_of(5),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     /// The limits of a connection are high, and the limits of a user are low.
-    fn of_users(user: ConnectionLimits) -> UserAccounts {
+    fn make_users(user: ConnectionLimits) -> UserAccounts {
         UserAccounts::new(ServiceQuotas { user, ..ServiceQuotas::default() })
     }
 
@@ -334,7 +334,7 @@ mod tests {
     fn a_user_has_one_limit_for_all_its_connections() {
         let limits =
             ConnectionLimits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
-        let users = of_users(limits);
+        let users = make_users(limits);
         let ledger = |uid| {
             Arc::new(ConnectionLedger::new(
                 ConnectionLimits::default(),
@@ -349,9 +349,9 @@ mod tests {
         };
         for (number, ledger) in [(7, &one), (8, &two)] {
             assert_eq!(ledger.admit_lookup(), Ok(()));
-            ledger.looked_up(Ino(number));
+            ledger.count_lookup(Ino(number));
             ledger.record_open(File { ino: Ino(number), fh: Fh(0) }, false, OpenFlags(0));
-            ledger.locked(Ino(number), &lock(number));
+            ledger.record_lock(Ino(number), &lock(number));
         }
         let wait = one.begin_wait();
         assert!(wait.is_ok() && two.begin_wait().is_err() && other.begin_wait().is_ok());
@@ -373,10 +373,10 @@ mod tests {
     fn one_more_than_the_limit_is_refused_until_something_goes_back() {
         let limits =
             ConnectionLimits { lookups: 1, opens: 1, locks: 2, lock_waits: 1, mapped_bytes: 0 };
-        let ledger = Arc::new(of(limits));
+        let ledger = Arc::new(make_ledger(limits));
         assert_eq!((ledger.admit_lookup(), ledger.admit_open()), (Ok(()), Ok(())));
-        ledger.looked_up(Ino(5));
-        ledger.looked_up(Ino(5));
+        ledger.count_lookup(Ino(5));
+        ledger.count_lookup(Ino(5));
         let file = File { ino: Ino(5), fh: Fh(0) };
         let file = File { fh: ledger.record_open(file, false, OpenFlags(0)), ..file };
         assert_eq!(ledger.admit_lookup(), Err(Errno::ENFILE));
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn ranges_are_counted_as_they_are_held() {
-        let ledger = of(ConnectionLimits { locks: 2, ..ConnectionLimits::default() });
+        let ledger = make_ledger(ConnectionLimits { locks: 2, ..ConnectionLimits::default() });
         let lock = |typ, start, end| LockRequest {
             kind: LockKind::Posix,
             owner: LockOwner(7),
@@ -399,12 +399,12 @@ mod tests {
             wait: false,
         };
         let ask = lock(LockType::Read, 0, 0);
-        ledger.locked(Ino(5), &lock(LockType::Write, 0, 9));
-        ledger.locked(Ino(5), &lock(LockType::Write, 10, 19));
+        ledger.record_lock(Ino(5), &lock(LockType::Write, 0, 9));
+        ledger.record_lock(Ino(5), &lock(LockType::Write, 10, 19));
         assert_eq!(ledger.admit_lock(&ask), Ok(()));
-        ledger.locked(Ino(5), &lock(LockType::Unlock, 5, 6));
+        ledger.record_lock(Ino(5), &lock(LockType::Unlock, 5, 6));
         assert_eq!(ledger.admit_lock(&ask), Err(Errno::ENOLCK));
-        ledger.locked(Ino(5), &lock(LockType::Unlock, 0, u64::MAX));
+        ledger.record_lock(Ino(5), &lock(LockType::Unlock, 0, u64::MAX));
         assert_eq!(ledger.admit_lock(&ask), Ok(()));
     }
 }

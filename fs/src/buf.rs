@@ -72,7 +72,7 @@ impl<'a> ReadBuf<'a> {
     }
 
     /// Number of bytes appended so far.
-    pub fn filled(&self) -> usize {
+    pub fn filled_len(&self) -> usize {
         self.filled
     }
 
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(out.put(b"abcd"), Ok(4));
         assert_eq!(out.put_zeros(100), Ok(2));
         assert_eq!(out.put(b"zz"), Ok(0));
-        assert_eq!((out.filled(), out.remaining()), (6, 0));
+        assert_eq!((out.filled_len(), out.remaining()), (6, 0));
         assert_eq!(&memory, b"abcd\0\0\xff\xff");
     }
 
@@ -538,7 +538,7 @@ mod tests {
         let (mut sink, mut source) = (UnlendableMemory, UnlendableMemory);
         let mut out = ReadBuf::new(&mut sink, 8);
         assert!(out.lend().is_none());
-        assert_eq!((out.advance(1), out.filled()), (Err(Errno::EINVAL), 0));
+        assert_eq!((out.advance(1), out.filled_len()), (Err(Errno::EINVAL), 0));
         let mut data = WriteBuf::new(&mut source);
         assert!(data.borrow().is_none());
         assert_eq!(data.skip(1), Err(Errno::EINVAL));

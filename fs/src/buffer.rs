@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// Bytes of an operation that outlives the call that began it. A buffer of [`aligned`](Buffer::aligned) begins at a
+/// Bytes of an operation that outlives the call that began it. A buffer of [`new_aligned`](Buffer::new_aligned) begins at a
 /// page, so that a device can use them without a copy (open(2), `O_DIRECT`).
 #[derive(Default)]
 pub struct Buffer {
@@ -13,11 +13,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The alignment of [`aligned`](Buffer::aligned), in bytes.
+    /// The alignment of [`new_aligned`](Buffer::new_aligned), in bytes.
     pub const ALIGNMENT: usize = 4096;
 
     /// `len` zeros.
-    pub fn aligned(len: usize) -> Self {
+    pub fn new_aligned(len: usize) -> Self {
         if len == 0 {
             return Buffer::default();
         }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn an_aligned_buffer_stays_aligned_and_keeps_its_bytes() {
         for len in [0, 1, 4096, 65_536] {
-            let mut buffer = Buffer::aligned(len);
+            let mut buffer = Buffer::new_aligned(len);
             assert_eq!(buffer.len(), len);
             assert!(len == 0 || (buffer.as_ptr() as usize).is_multiple_of(Buffer::ALIGNMENT));
             buffer.fill(7);

@@ -20,7 +20,7 @@ pub struct Caller {
 /// Reports that the caller of an operation no longer waits.
 pub trait InterruptCheck: Sync {
     /// True once the caller was interrupted; never returns to false for the same operation.
-    fn interrupted(&self) -> bool;
+    fn is_interrupted(&self) -> bool;
 }
 
 /// A source of supplementary groups, which few file systems need: for example a file system that checks access by
@@ -87,8 +87,8 @@ impl<'a> Context<'a> {
     /// True if the caller no longer waits. A long operation checks it between steps and returns
     /// [`Errno::EINTR`](crate::Errno::EINTR). A blocking system call returns EINTR by itself,
     /// because frontends send a signal to the thread.
-    pub fn interrupted(&self) -> bool {
-        self.interrupt.is_some_and(|interrupt| interrupt.interrupted())
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.is_some_and(|interrupt| interrupt.is_interrupted())
     }
 }
 
@@ -98,7 +98,7 @@ impl fmt::Debug for Context<'_> {
             .field("caller", &self.caller)
             .field("unique", &self.unique)
             .field("origin", &self.origin)
-            .field("interrupted", &self.interrupted())
+            .field("interrupted", &self.is_interrupted())
             .finish()
     }
 }
@@ -141,14 +141,14 @@ impl InterruptToken {
 }
 
 impl InterruptCheck for InterruptToken {
-    fn interrupted(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         self.tripped.load(Ordering::Acquire)
     }
 }
 
 impl fmt::Debug for InterruptToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("InterruptToken").field(&self.interrupted()).finish()
+        f.debug_tuple("InterruptToken").field(&self.is_interrupted()).finish()
     }
 }
 

@@ -23,7 +23,7 @@ pub fn create_in_calls<F: FileSystem + ?Sized>(
     let (entry, opened) = fs.create(cx, parent, name, node, CREATE_WITH)?;
     let file = File { ino: entry.ino, fh: opened.fh };
     let written = fill_new(fs, cx, (file, opened.no_flush), data, 0);
-    let _ = fs.release(cx, file, ReleaseArgs::of(CREATE_WITH.flags));
+    let _ = fs.release(cx, file, ReleaseArgs::from_flags(CREATE_WITH.flags));
     written.inspect_err(|_| fs.forget(entry.ino, 1))?;
     Ok(entry)
 }

@@ -22,18 +22,18 @@ impl DateFloor {
     /// Notes a date that was given.
     pub fn raise(&self, date: Timestamp) {
         let ns = to_ns(date);
-        let later = |floor| Some(not_before(ns, floor));
+        let later = |floor| Some(bound_below(ns, floor));
         let _ = self.ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
     }
 
     /// `date`, or the latest date that was given if that is later. A clock that was set back is followed.
-    pub fn not_before(&self, date: Timestamp) -> Timestamp {
-        from_ns(not_before(to_ns(date), self.ns.load(Ordering::Relaxed)))
+    pub fn bound_below(&self, date: Timestamp) -> Timestamp {
+        from_ns(bound_below(to_ns(date), self.ns.load(Ordering::Relaxed)))
     }
 }
 
 /// Returns the later time, unless `floor_ns` is later by more than a tick can explain.
-fn not_before(now_ns: i64, floor_ns: i64) -> i64 {
+fn bound_below(now_ns: i64, floor_ns: i64) -> i64 {
     let behind = floor_ns.saturating_sub(now_ns);
     if (1..MOST_BEHIND_NS).contains(&behind) { floor_ns } else { now_ns }
 }
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_back_is_followed() {
-        assert_eq!(not_before(1_000, 1_500), 1_500);
-        assert_eq!(not_before(1_500, 1_000), 1_500);
-        assert_eq!(not_before(1_000, 3_600 * SECOND_NS), 1_000);
+        assert_eq!(bound_below(1_000, 1_500), 1_500);
+        assert_eq!(bound_below(1_500, 1_000), 1_500);
+        assert_eq!(bound_below(1_000, 3_600 * SECOND_NS), 1_000);
     }
 
     #[test]

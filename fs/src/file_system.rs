@@ -64,7 +64,7 @@ pub trait FileSystem: Send + Sync {
     /// The time for which the frontend `origin` may cache that a name does not exist. Called after each
     /// lookup that failed with `ENOENT`, unless [`Caps::negative_valid_for`] is 0, which is also the
     /// default.
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
         self.caps().negative_valid_for
     }
 
@@ -72,14 +72,14 @@ pub trait FileSystem: Send + Sync {
     /// operations, and `notify` gives access to its caches. A file system with several frontends is
     /// attached several times, and keeps all notifiers ([`Frontends`](crate::Frontends)). One that a
     /// frontend has at several places is attached once for each, with one origin.
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {}
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {}
 
     /// Called once by the frontend `origin` after its last operation (unmount, or the end of the
     /// session), and with [`Origin::NONE`] by a server at its end.
     /// Makes all acknowledged changes durable that the file system has kept in memory. Fails with
     /// the errors of syncfs(2) if that is not possible; the frontend reports them to the unmounting
     /// process.
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         Ok(())
     }
 
@@ -286,7 +286,7 @@ pub trait FileSystem: Send + Sync {
         let entry = self.mknod(cx, parent, name, node)?;
         // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
-        let args = OpenArgs { flags: args.flags.without(creation), ..args };
+        let args = OpenArgs { flags: args.flags.difference(creation), ..args };
         match self.open(cx, entry.ino, args) {
             Ok(opened) => Ok((entry, opened)),
             Err(errno) => {

@@ -186,7 +186,7 @@ impl Io {
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         let mut out = ReadBuf::resume(completion.sink(), len, self.filled);
         let result = fill(&cx, &mut out);
-        self.filled = out.filled();
+        self.filled = out.filled_len();
         result
     }
 

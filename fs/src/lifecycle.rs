@@ -19,5 +19,5 @@ pub trait Lifecycle: Send + Sync {
     /// From now on the calling threads may have fewer privileges than those that created the file
     /// system. Everything must continue to work without them, also for known inodes. A frontend in
     /// an application calls it before the application changes its credentials.
-    fn without_privileges(&self) {}
+    fn prepare_privilege_drop(&self) {}
 }

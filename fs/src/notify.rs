@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 
 /// The access of a file system to the caches of its frontend, passed to
-/// [`FileSystem::attached`](crate::FileSystem::attached).
+/// [`FileSystem::attach`](crate::FileSystem::attach).
 ///
 /// A frontend without such a cache accepts an invalidation and does nothing. A call may block until
 /// the frontend has dropped the page or name: never call it while holding a lock that an operation
@@ -31,7 +31,7 @@ pub trait Notify: Send + Sync {
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()>;
 
     /// Reports that another client has deleted `name` in `parent`, which was `child`.
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()>;
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()>;
 
     /// Stores `data` in the page cache of `ino` at `offset`.
     fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()>;
@@ -128,7 +128,7 @@ impl Notify for NoNotify {
     fn invalidate_entry(&self, _: Ino, _: Name<'_>, _: bool) -> Result<()> {
         Ok(())
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
     crate::caches_no_data!();
@@ -178,8 +178,8 @@ impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for RenumberedNotify<M> {
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
         self.notify.invalidate_entry(self.outer(parent)?, name, expire_only)
     }
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
-        self.notify.deleted(self.outer(parent)?, self.outer(child)?, name)
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.notify.notify_delete(self.outer(parent)?, self.outer(child)?, name)
     }
     fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         self.notify.store(self.outer(ino)?, offset, data)

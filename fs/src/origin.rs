@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The frontend or connection from which an operation comes: a kernel mount, a mount of the in-process
 /// client, or a client of a server. Unique within the process, and never used again.
 ///
-/// A frontend passes it to [`FileSystem::attached`](crate::FileSystem::attached), and with each operation in
+/// A frontend passes it to [`FileSystem::attach`](crate::FileSystem::attach), and with each operation in
 /// [`Context::origin`](crate::Context::origin). A file system with several frontends can therefore notify all of them
 /// of a change but its origin, and say to each how long it may cache an answer. [`Frontends`](crate::Frontends) does
 /// so.

@@ -24,14 +24,16 @@ impl<'a> NormalPath<'a> {
 
     /// The names from the first to the last; at least one.
     pub fn names(self) -> impl Iterator<Item = Name<'a>> {
-        self.0.split(|&byte| byte == b'/').map(Name::known)
+        self.0.split(|&byte| byte == b'/').map(Name::from_checked)
     }
 
     /// Splits off the last name. The path before it is `None` if there is only one name.
     pub fn split_last(self) -> (Option<NormalPath<'a>>, Name<'a>) {
         match self.0.iter().rposition(|&byte| byte == b'/') {
-            Some(slash) => (Some(NormalPath(&self.0[..slash])), Name::known(&self.0[slash + 1..])),
-            None => (None, Name::known(self.0)),
+            Some(slash) => {
+                (Some(NormalPath(&self.0[..slash])), Name::from_checked(&self.0[slash + 1..]))
+            }
+            None => (None, Name::from_checked(self.0)),
         }
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Name<'a> {
     }
 
     /// A name whose bytes were checked before.
-    pub(crate) fn known(bytes: &'a [u8]) -> Self {
+    pub(crate) fn from_checked(bytes: &'a [u8]) -> Self {
         Name(bytes)
     }
 
@@ -237,7 +237,7 @@ impl Attr {
     /// The attributes of a new, empty inode with the number `ino` that `node` describes. All times are
     /// the current one, and nothing may be cached. [`posix::new_inode`](crate::posix::new_inode)
     /// changes permission bits and group by the directory.
-    pub fn of_new(ino: Ino, node: &NewNode<'_>) -> Self {
+    pub fn for_new(ino: Ino, node: &NewNode<'_>) -> Self {
         let now = Timestamp::now();
         Attr {
             st_ino: ino.0,
@@ -328,7 +328,7 @@ impl SetAttr {
         let now = Timestamp::now();
         let drops_set_id = self.kill_suidgid || self.uid.or(self.gid).is_some();
         if drops_set_id && attr.kind != FileKind::Directory {
-            attr.perm = crate::posix::without_set_id(attr.perm, true);
+            attr.perm = crate::posix::drop_set_id(attr.perm, true);
         }
         let time = |set, old| match set {
             None => old,
@@ -469,7 +469,7 @@ impl OpenFlags {
     }
 
     /// These flags without the bits of `flags`.
-    pub const fn without(self, flags: u32) -> Self {
+    pub const fn difference(self, flags: u32) -> Self {
         OpenFlags(self.0 & !flags)
     }
 }
@@ -595,7 +595,7 @@ pub struct ReleaseArgs {
 
 impl ReleaseArgs {
     /// The release of a file without locks, which was opened with `flags`.
-    pub fn of(flags: OpenFlags) -> Self {
+    pub fn from_flags(flags: OpenFlags) -> Self {
         ReleaseArgs { flags, ..ReleaseArgs::default() }
     }
 }
@@ -610,11 +610,11 @@ impl LockOwner {
 
     /// The process `pid`, as used by in-process frontends. The flag bit distinguishes it from
     /// owners that represent an open file. Owners from the kernel are arbitrary.
-    pub fn of_process(pid: u32) -> Self {
+    pub fn for_process(pid: u32) -> Self {
         LockOwner(u64::from(pid) | Self::PROCESS)
     }
 
-    /// True for an owner from [`of_process`](LockOwner::of_process).
+    /// True for an owner from [`for_process`](LockOwner::for_process).
     pub fn is_process(self) -> bool {
         self.0 & Self::PROCESS != 0
     }
@@ -877,7 +877,7 @@ pub struct Caps {
     /// [`NewNode::security`] is honoured.
     pub security_labels: bool,
     /// The longest time for which a frontend may cache that a name does not exist; see
-    /// [`crate::FileSystem::negative_valid_for`].
+    /// [`crate::FileSystem::negative_lifetime`].
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
@@ -960,7 +960,7 @@ mod tests {
     #[test]
     fn changes_of_attributes_are_those_that_are_set() {
         let node = NewNode::new(FileKind::Regular, 0o6755, crate::Caller::default());
-        let old = Attr { ctime: Timestamp::default(), ..Attr::of_new(Ino(7), &node) };
+        let old = Attr { ctime: Timestamp::default(), ..Attr::for_new(Ino(7), &node) };
         let apply = |set: SetAttr| {
             let mut attr = old;
             set.apply(&mut attr);

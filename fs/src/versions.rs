@@ -25,7 +25,7 @@ pub trait Versions: Send + Sync {
     fn all(&self) -> Option<u64>;
 
     /// The version of everything after exactly one change since `all`.
-    fn after_one(&self, all: u64) -> u64;
+    fn successor_of(&self, all: u64) -> u64;
 
     /// The version of the attributes of an inode. `None` as for [`all`](Versions::all).
     fn attributes(&self, ino: Ino) -> Option<u64>;

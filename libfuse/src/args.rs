@@ -165,10 +165,10 @@ pub unsafe extern "C" fn fuse_opt_add_opt_escaped(
     opt: *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { append_option(list, &escaped(CStr::from_ptr(opt).to_bytes())) }
+    unsafe { append_option(list, &escape(CStr::from_ptr(opt).to_bytes())) }
 }
 
-fn escaped(option: &[u8]) -> Vec<u8> {
+fn escape(option: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(option.len());
     for &byte in option {
         if matches!(byte, b',' | b'\\') {
@@ -213,7 +213,9 @@ pub unsafe extern "C" fn fuse_opt_match(opts: *const FuseOpt, opt: *const c_char
     // SAFETY: the caller's promise.
     unsafe {
         let option = CStr::from_ptr(opt).to_bytes();
-        c_int::from(templates(opts).iter().any(|template| template.matches(option).is_some()))
+        c_int::from(
+            templates(opts).iter().any(|template| template.match_template(option).is_some()),
+        )
     }
 }
 
@@ -225,7 +227,7 @@ struct OptionTemplate {
 
 impl OptionTemplate {
     /// The place of the separator (`=` or a space) of a template with a parameter, or 0; `None` if the option is another one.
-    fn matches(&self, option: &[u8]) -> Option<usize> {
+    fn match_template(&self, option: &[u8]) -> Option<usize> {
         let text = self.text.to_bytes();
         let place = |wanted| text.iter().position(|&byte| byte == wanted);
         if let Some(separator) = place(b'=').or_else(|| place(b' '))
@@ -363,12 +365,12 @@ impl OptionParser {
                     let list = match &bytes[2..] {
                         [] => {
                             at += 1;
-                            words.get(at - 1).ok_or_else(|| missing(word))?.to_bytes()
+                            words.get(at - 1).ok_or_else(|| missing_error(word))?.to_bytes()
                         }
                         list => list,
                     };
                     for option in split_options(list).into_iter().filter(|it| !it.is_empty()) {
-                        let option = CString::new(option).map_err(|_| missing(word))?;
+                        let option = CString::new(option).map_err(|_| missing_error(word))?;
                         self.option(&option, true, &mut None)?;
                     }
                 } else {
@@ -410,7 +412,7 @@ impl OptionParser {
             .templates
             .iter()
             .filter_map(|template| {
-                let separator = template.matches(bytes)?;
+                let separator = template.match_template(bytes)?;
                 let takes_next = template.takes_next(separator, bytes);
                 Some((template.entry, template.text.clone(), separator, takes_next))
             })
@@ -421,7 +423,7 @@ impl OptionParser {
         }
         let joined = match (matching.iter().any(|template| template.3), *next) {
             (false, _) => None,
-            (true, None) => return Err(missing(option)),
+            (true, None) => return Err(missing_error(option)),
             (true, Some(parameter)) => {
                 *next = None;
                 let both = [bytes, parameter.to_bytes()].concat();
@@ -474,7 +476,7 @@ impl OptionParser {
             if !self.options.is_empty() {
                 self.options.push(b',');
             }
-            self.options.extend(escaped(word.to_bytes()));
+            self.options.extend(escape(word.to_bytes()));
         } else {
             // SAFETY: the list is ours.
             unsafe { fuse_opt_add_arg(&mut self.kept, word.as_ptr()) };
@@ -509,7 +511,7 @@ unsafe fn set_variable(
     Err(Refused)
 }
 
-fn missing(word: &CStr) -> Refused {
+fn missing_error(word: &CStr) -> Refused {
     error(&format!("fuse: missing argument after `{}'", word.to_string_lossy()));
     Refused
 }
@@ -602,7 +604,7 @@ mod tests {
     #[test]
     fn escaped_options_are_split_as_they_were_joined() {
         let option = b"a,b\\c".to_vec();
-        assert_eq!(split_options(&escaped(&option)), [option]);
+        assert_eq!(split_options(&escape(&option)), [option]);
         assert_eq!(split_options(b"x\\054y,\\377"), [b"x,y".to_vec(), vec![0o377]]);
         assert_eq!(split_options(b""), [b"".to_vec()]);
     }

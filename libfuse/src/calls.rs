@@ -92,7 +92,7 @@ fn pointer(path: PathArg<'_>) -> PathPtr {
 }
 
 /// Converts the result of an operation: a negated error number, or a number.
-fn checked(result: c_long) -> Result<u64> {
+fn check_result(result: c_long) -> Result<u64> {
     match result {
         0.. => Ok(result as u64),
         -4095..0 => Err(Errno::from_raw(-result as i32)),
@@ -107,7 +107,7 @@ macro_rules! call {
         match $op {
             // SAFETY: the program has given this function for this operation (`OperationTable`), and each pointer is null
             // where libfuse passes null, or leads to a value that lives until the function returns.
-            Some(function) => checked(unsafe { function($($arg),*) } as c_long),
+            Some(function) => check_result(unsafe { function($($arg),*) } as c_long),
             None => Err(Errno::ENOSYS),
         }
     };
@@ -453,7 +453,7 @@ impl OperationTable {
             OperationTable::Three(table) => call!(table.open, path.as_ptr(), info),
             OperationTable::Two(table) => call!(table.first.open, path.as_ptr(), info),
         });
-        without(opened)
+        ignore_missing(opened)
     }
 
     pub(crate) fn create(&self, path: &CStr, mode: u32, info: &mut OpenInfo) -> Result<()> {
@@ -469,7 +469,7 @@ impl OperationTable {
             OperationTable::Three(table) => call!(table.opendir, path.as_ptr(), info),
             OperationTable::Two(table) => call!(table.first.opendir, path.as_ptr(), info),
         });
-        without(opened)
+        ignore_missing(opened)
     }
 
     pub(crate) fn release(&self, path: PathArg<'_>, info: &mut OpenInfo) -> Result<()> {
@@ -478,7 +478,7 @@ impl OperationTable {
             OperationTable::Three(table) => call!(table.release, path, info),
             OperationTable::Two(table) => call!(table.first.release, path, info),
         });
-        without(released)
+        ignore_missing(released)
     }
 
     pub(crate) fn releasedir(&self, path: PathArg<'_>, info: &mut OpenInfo) -> Result<()> {
@@ -487,7 +487,7 @@ impl OperationTable {
             OperationTable::Three(table) => call!(table.releasedir, path, info),
             OperationTable::Two(table) => call!(table.first.releasedir, path, info),
         });
-        without(released)
+        ignore_missing(released)
     }
 
     pub(crate) fn flush(&self, path: PathArg<'_>, info: &mut OpenInfo) -> Result<()> {
@@ -854,7 +854,7 @@ impl OperationTable {
 }
 
 /// Success for an operation that the program does not have, and does not need.
-fn without(result: Result<u64>) -> Result<()> {
+fn ignore_missing(result: Result<u64>) -> Result<()> {
     match result {
         Err(Errno::ENOSYS) => Ok(()),
         other => other.map(drop),

@@ -39,7 +39,7 @@ impl CommandLine {
         let mut line = CommandLine::default();
         let is_three = version == ApiVersion::Three;
         let rest = take_from(words, |option| {
-            let of_threads = |value: &str| value.parse().map_err(|_| refused(option));
+            let of_threads = |value: &str| value.parse().map_err(|_| refusal_message(option));
             match option.split_once('=') {
                 Some(("subtype", _)) => {
                     line.has_subtype = true;
@@ -80,7 +80,7 @@ impl CommandLine {
                     left.push(word);
                 }
                 [b'-', _, ..] if !separated => left.push(word),
-                _ if line.mountpoint.is_none() => line.mountpoint = Some(resolved(&word)?),
+                _ if line.mountpoint.is_none() => line.mountpoint = Some(resolve(&word)?),
                 _ => return Err(format!("fuse: invalid argument `{}'", word.to_string_lossy())),
             }
         }
@@ -91,7 +91,7 @@ impl CommandLine {
     }
 }
 
-fn refused(option: &str) -> String {
+fn refusal_message(option: &str) -> String {
     format!("fuse: invalid parameter in option `{option}'")
 }
 
@@ -107,7 +107,7 @@ fn add_subtype(words: &mut Vec<CString>) {
 }
 
 /// The absolute path of a mount point, which stays right when the working directory becomes /.
-fn resolved(word: &CStr) -> Result<CString, String> {
+fn resolve(word: &CStr) -> Result<CString, String> {
     if word.to_bytes().starts_with(b"/dev/fd/") {
         return Ok(word.to_owned());
     }
@@ -146,7 +146,7 @@ unsafe fn parse_args(version: ApiVersion, args: *mut FuseArgs) -> Option<Command
     }
 }
 
-fn copied(text: Option<&CString>) -> *mut c_char {
+fn allocate_copy(text: Option<&CString>) -> *mut c_char {
     // SAFETY: the argument is a string.
     text.map_or(null_mut(), |text| unsafe { libc::strdup(text.as_ptr()) })
 }
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn fuse_parse_cmdline_30(
         (*opts).foreground = c_int::from(line.foreground);
         (*opts).debug = c_int::from(line.debug);
         (*opts).nodefault_subtype = c_int::from(line.has_subtype);
-        (*opts).mountpoint = copied(line.mountpoint.as_ref());
+        (*opts).mountpoint = allocate_copy(line.mountpoint.as_ref());
         (*opts).show_version = c_int::from(line.version);
         (*opts).show_help = c_int::from(line.help);
         (*opts).clone_fd = c_int::from(line.clone_fd);
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn parse_cmdline_two(
             return -1;
         }
         if !mountpoint.is_null() {
-            mountpoint.write(copied(line.mountpoint.as_ref()));
+            mountpoint.write(allocate_copy(line.mountpoint.as_ref()));
         }
         if !multithreaded.is_null() {
             multithreaded.write(c_int::from(!line.single));
@@ -289,13 +289,14 @@ mod tests {
         words.iter().map(|word| CString::new(*word).unwrap()).collect()
     }
 
-    fn parsed(words: &[&str]) -> (CommandLine, Vec<CString>) {
+    fn parse_words(words: &[&str]) -> (CommandLine, Vec<CString>) {
         CommandLine::parse(ApiVersion::Three, &list(words)).unwrap()
     }
 
     #[test]
     fn options_of_the_command_line_are_taken_and_the_others_left() {
-        let (line, left) = parsed(&["/bin/p", "-f", "-o", "max_threads=3,ro,clone_fd", "/", "-s"]);
+        let (line, left) =
+            parse_words(&["/bin/p", "-f", "-o", "max_threads=3,ro,clone_fd", "/", "-s"]);
         let mountpoint = Some(c"/".to_owned());
         let expected = CommandLine {
             single: true,
@@ -311,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_given_subtype_and_debugging_stay_for_the_mount() {
-        let (line, left) = parsed(&["p", "-osubtype=x", "-d", "/dev/fd/7"]);
+        let (line, left) = parse_words(&["p", "-osubtype=x", "-d", "/dev/fd/7"]);
         assert!(line.has_subtype && line.debug && line.foreground);
         assert_eq!(line.mountpoint, Some(c"/dev/fd/7".to_owned()));
         assert_eq!(left, list(&["p", "-o", "subtype=x", "-d"]));

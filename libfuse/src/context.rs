@@ -91,7 +91,7 @@ fn with_call<T>(look: impl FnOnce(&Context<'_>) -> T) -> Option<T> {
 
 /// Returns 1 if the caller of the operation on this thread no longer waits.
 pub extern "C" fn fuse_interrupted() -> c_int {
-    with_call(|cx| cx.interrupted()).map_or(0, c_int::from)
+    with_call(|cx| cx.is_interrupted()).map_or(0, c_int::from)
 }
 
 /// Writes at most `size` supplementary groups of the caller to `list`, and returns their number. Fails with a negated error

@@ -17,10 +17,10 @@ pub extern "C" fn fuse_daemonize(foreground: c_int) -> c_int {
         }
         let mut waiting = [0; 2];
         if libc::pipe2(waiting.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
-            return failed("pipe");
+            return report_failure("pipe");
         }
         match libc::fork() {
-            -1 => return failed("fork"),
+            -1 => return report_failure("fork"),
             0 => {}
             _ => {
                 let mut done = 0_u8;
@@ -32,7 +32,7 @@ pub extern "C" fn fuse_daemonize(foreground: c_int) -> c_int {
         }
         libc::close(waiting[0]);
         if libc::setsid() == -1 {
-            return failed("setsid");
+            return report_failure("setsid");
         }
         let _ = libc::chdir(c"/".as_ptr());
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
@@ -51,7 +51,7 @@ pub extern "C" fn fuse_daemonize(foreground: c_int) -> c_int {
     0
 }
 
-fn failed(call: &str) -> c_int {
+fn report_failure(call: &str) -> c_int {
     error(&format!("fuse_daemonize: {call}: {}", std::io::Error::last_os_error()));
     -1
 }

@@ -117,7 +117,7 @@ impl ProgramFileSystem {
     }
 
     /// The scope of an operation that makes a file.
-    fn making(&self, cx: &Context<'_>, node: &NewNode<'_>) -> Result<CallScope> {
+    fn enter_creation(&self, cx: &Context<'_>, node: &NewNode<'_>) -> Result<CallScope> {
         self.scope_with(cx, node.umask)
     }
 
@@ -155,7 +155,7 @@ impl ProgramFileSystem {
     }
 
     /// The answer to an open, from what the program has left in `info`.
-    fn opened(&self, info: &OpenInfo) -> OpenReply {
+    fn make_open_reply(&self, info: &OpenInfo) -> OpenReply {
         let has = |bits| info.bits & bits != 0;
         let cache = match (has(info_bits::DIRECT_IO), has(info_bits::KEEP_CACHE)) {
             (true, _) => CacheMode::Direct,
@@ -295,7 +295,7 @@ impl PathFileSystem for ProgramFileSystem {
         }
     }
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         let _ = self.notify.set(notify);
     }
 
@@ -309,7 +309,7 @@ impl PathFileSystem for ProgramFileSystem {
     }
 
     fn mknod(&self, cx: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
-        let _scope = self.making(cx, node)?;
+        let _scope = self.enter_creation(cx, node)?;
         let (path, mode) = (c_path(path)?, node.kind.mode_bits() | node.perm);
         if node.kind == FileKind::Regular && self.table.creates() {
             let flags = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::WRONLY;
@@ -326,7 +326,7 @@ impl PathFileSystem for ProgramFileSystem {
     }
 
     fn mkdir(&self, cx: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
-        let _scope = self.making(cx, node)?;
+        let _scope = self.enter_creation(cx, node)?;
         self.table.mkdir(&c_path(path)?, node.perm)
     }
 
@@ -337,7 +337,7 @@ impl PathFileSystem for ProgramFileSystem {
         target: &[u8],
         node: &NewNode<'_>,
     ) -> Result<()> {
-        let _scope = self.making(cx, node)?;
+        let _scope = self.enter_creation(cx, node)?;
         self.table.symlink(&text(target)?, &c_path(path)?)
     }
 
@@ -458,7 +458,7 @@ impl PathFileSystem for ProgramFileSystem {
         let _scope = self.scope(cx)?;
         let mut info = self.opening(args.flags);
         self.table.open(&c_path(path)?, &mut info)?;
-        Ok(self.opened(&info))
+        Ok(self.make_open_reply(&info))
     }
 
     fn create(
@@ -471,12 +471,16 @@ impl PathFileSystem for ProgramFileSystem {
         if !self.table.creates() {
             self.mknod(cx, path, node)?;
             let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
-            return self.open(cx, path, OpenArgs { flags: args.flags.without(creation), ..args });
+            return self.open(
+                cx,
+                path,
+                OpenArgs { flags: args.flags.difference(creation), ..args },
+            );
         }
-        let _scope = self.making(cx, node)?;
+        let _scope = self.enter_creation(cx, node)?;
         let mut info = self.opening(args.flags);
         self.table.create(&c_path(path)?, FileKind::Regular.mode_bits() | node.perm, &mut info)?;
-        Ok(self.opened(&info))
+        Ok(self.make_open_reply(&info))
     }
 
     fn read(
@@ -680,7 +684,7 @@ impl PathFileSystem for ProgramFileSystem {
         let _scope = self.scope(cx)?;
         let mut info = OpenInfo { flags: flags.0 as i32, ..OpenInfo::default() };
         self.table.opendir(&c_path(path)?, &mut info)?;
-        Ok(self.opened(&info))
+        Ok(self.make_open_reply(&info))
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: PathFile<'_>) -> Result<Vec<PathDirEntry>> {

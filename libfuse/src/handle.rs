@@ -45,7 +45,7 @@ pub struct MountedDevice {
 impl MountedDevice {
     /// Mounts. Returns an error for the user.
     pub fn new(mountpoint: &CStr, choice: MountChoice) -> Result<Self, String> {
-        let choice = choice.settled();
+        let choice = choice.settle();
         let path = PathBuf::from(OsStr::from_bytes(mountpoint.to_bytes()));
         let prepared = mount(&path, &choice.mount).map_err(|error| format!("fuse: {error}"))?;
         let fd = prepared.device.as_raw_fd();
@@ -285,7 +285,7 @@ impl FuseHandle {
         threads: Option<usize>,
     ) -> (Arc<dyn FileSystem>, SessionOptions, Option<String>) {
         let MountChoice { mount: choice, allow_root } = &mounted.choice;
-        let mut conn = self.offered(init, choice.max_read);
+        let mut conn = self.make_offer(init, choice.max_read);
         let before = conn;
         self.conn_options.apply(&mut conn);
         let mut config = lock(&self.config).0;
@@ -342,7 +342,7 @@ impl FuseHandle {
     }
 
     /// The capabilities and sizes that the program can choose from.
-    fn offered(&self, init: &InitIn, max_read: u32) -> ConnInfoThree {
+    fn make_offer(&self, init: &InitIn, max_read: u32) -> ConnInfoThree {
         let (record, flock) = self.table.keeps_locks();
         let is_three = self.version == ApiVersion::Three;
         let served = caps::ASYNC_READ

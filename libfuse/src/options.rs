@@ -92,7 +92,7 @@ impl MountChoice {
     }
 
     /// The source of the mount, for /proc/mounts.
-    pub fn settled(mut self) -> Self {
+    pub fn settle(mut self) -> Self {
         if self.mount.fsname.is_empty() {
             self.mount.fsname = match self.mount.subtype.as_str() {
                 "" => "/dev/fuse".to_owned(),
@@ -345,7 +345,7 @@ mod tests {
             list(&["p", "-oro,max_read=1,mine=a\\,b", "x", "-o", "allow_root,fsname=a\\,b"]);
         let rest = take_from(&words, |option| choice.take(option)).unwrap();
         assert_eq!(rest, list(&["p", "-o", "mine=a\\,b", "x"]));
-        let MountChoice { mount, allow_root } = choice.settled();
+        let MountChoice { mount, allow_root } = choice.settle();
         assert!(mount.ro && mount.allow_other && allow_root && mount.nonempty);
         assert_eq!((mount.max_read, &mount.fsname[..]), (4096, "a,b"));
     }
@@ -353,9 +353,9 @@ mod tests {
     #[test]
     fn a_mount_without_a_name_is_named_as_libfuse_does() {
         let mut choice = MountChoice::new(ApiVersion::Two);
-        assert_eq!(choice.clone().settled().mount.fsname, "/dev/fuse");
+        assert_eq!(choice.clone().settle().mount.fsname, "/dev/fuse");
         choice.take("subtype=bindfs").unwrap();
-        assert_eq!(choice.settled().mount.fsname, "bindfs");
+        assert_eq!(choice.settle().mount.fsname, "bindfs");
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub trait ControllerTransport: Send + Sync {
     fn waker(&self, vector: u16) -> QueueWaker;
 
     /// A descriptor that is readable after an interrupt, until the next sleep.
-    fn ready(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+    fn interrupt_fd(&self, vector: u16) -> Option<BorrowedFd<'_>> {
         let _ = vector;
         None
     }

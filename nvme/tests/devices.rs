@@ -9,10 +9,10 @@ use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_nvme::model::ModelProperties;
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
-device_cases!(each);
+device_cases!(run_on_each);
 
 /// Runs `case` on controllers of all shapes.
-fn each(case: impl Fn(&str, &dyn BlockDevice)) {
+fn run_on_each(case: impl Fn(&str, &dyn BlockDevice)) {
     let bare = ModelProperties {
         maps: false,
         interrupts: false,

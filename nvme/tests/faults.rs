@@ -52,7 +52,7 @@ fn finish(queue: &mut dyn DeviceQueue) -> Vec<Result<(), Errno>> {
 type SixteenWrites = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
 
 /// The results of sixteen writes. The fourth and the tenth command meet `fault`.
-fn sixteen(fault: ControllerFault) -> SixteenWrites {
+fn write_sixteen(fault: ControllerFault) -> SixteenWrites {
     let (ram, model, disk) = open(ModelProperties::default());
     let region = MemoryRegion::new(64).unwrap();
     disk.register(&region).unwrap();
@@ -73,7 +73,7 @@ fn sixteen(fault: ControllerFault) -> SixteenWrites {
 
 #[test]
 fn a_command_without_an_answer_is_aborted_and_the_others_are_done() {
-    let (results, lives, fills) = sixteen(ControllerFault::Ignore);
+    let (results, lives, fills) = write_sixteen(ControllerFault::Ignore);
     for (tag, (result, fill)) in results.iter().zip(fills).enumerate().skip(1) {
         let late = tag == 3 || tag == 9;
         let expected = if late { (Err(Errno::TIMEDOUT), 0) } else { (Ok(()), tag as u8 + 1) };
@@ -85,7 +85,7 @@ fn a_command_without_an_answer_is_aborted_and_the_others_are_done() {
 #[test]
 fn a_command_that_cannot_be_aborted_resets_the_controller_and_the_others_are_sent_again() {
     for fault in [ControllerFault::Forget, ControllerFault::Break] {
-        let (results, (enabled, _), fills) = sixteen(fault);
+        let (results, (enabled, _), fills) = write_sixteen(fault);
         let failed: Vec<usize> = (0..16).filter(|at| results[*at].is_err()).collect();
         let expected: &[usize] = if fault == ControllerFault::Forget { &[3, 9] } else { &[] };
         assert_eq!(failed, expected, "{fault:?}");
@@ -100,7 +100,7 @@ fn completions_of_no_command_reset_the_controller_and_every_operation_is_answere
     for fault in
         [ControllerFault::AnswerTwice, ControllerFault::Invent, ControllerFault::NameOtherQueue]
     {
-        let (results, (enabled, _), fills) = sixteen(fault);
+        let (results, (enabled, _), fills) = write_sixteen(fault);
         assert!(enabled >= 2, "{fault:?}: it was not noticed");
         assert!(results.iter().all(Result::is_ok), "{fault:?}: {results:?}");
         assert!((1..16).all(|at| fills[at] == at as u8 + 1), "{fault:?}: {fills:?}");
@@ -109,7 +109,7 @@ fn completions_of_no_command_reset_the_controller_and_every_operation_is_answere
 
 #[test]
 fn a_controller_that_is_pulled_out_answers_everything_with_errors() {
-    let (results, ..) = sixteen(ControllerFault::Unplug);
+    let (results, ..) = write_sixteen(ControllerFault::Unplug);
     assert!(results[9..].iter().all(|result| *result == Err(Errno::IO)), "{results:?}");
 }
 

@@ -141,8 +141,8 @@ impl PollingFixture {
         done.remove(0)
     }
 
-    fn reads(&mut self, count: u32) -> PollingTimes {
-        let sleeps = self.sleeps();
+    fn measure_reads(&mut self, count: u32) -> PollingTimes {
+        let sleeps = self.count_sleeps();
         *self.transport.counts.asleep.lock().unwrap() = Duration::ZERO;
         let begin = self.transport.model.now();
         for _ in 0..count {
@@ -150,10 +150,10 @@ impl PollingFixture {
         }
         let asleep = *self.transport.counts.asleep.lock().unwrap();
         let awake = self.transport.model.now() - begin - asleep;
-        PollingTimes { sleeps: self.sleeps() - sleeps, awake, asleep }
+        PollingTimes { sleeps: self.count_sleeps() - sleeps, awake, asleep }
     }
 
-    fn sleeps(&self) -> u64 {
+    fn count_sleeps(&self) -> u64 {
         self.transport.counts.sleeps.load(Ordering::Relaxed)
     }
 }
@@ -161,16 +161,16 @@ impl PollingFixture {
 #[test]
 fn where_answers_come_soon_a_wait_looks_and_does_not_sleep() {
     let mut bench = PollingFixture::new(SOON, true);
-    bench.reads(10);
-    let course = bench.reads(1000);
+    bench.measure_reads(10);
+    let course = bench.measure_reads(1000);
     assert_eq!(course.sleeps, 0, "{course:?}");
 }
 
 #[test]
 fn where_answers_come_late_a_wait_sleeps_at_once() {
     let mut bench = PollingFixture::new(LATE, true);
-    bench.reads(10);
-    let course = bench.reads(1000);
+    bench.measure_reads(10);
+    let course = bench.measure_reads(1000);
     assert!(course.sleeps >= 1000, "{course:?}");
     // Polling before each sleep would take a twentieth of this time, or more.
     assert!(course.awake * 40 < course.asleep, "{course:?}");
@@ -181,11 +181,11 @@ fn a_wait_learns_that_the_controller_has_become_slow_and_that_it_has_become_fast
     let mut bench = PollingFixture::new(SOON, true);
     for _ in 0..3 {
         bench.transport.model.pace(SOON);
-        bench.reads(100);
-        assert_eq!(bench.reads(200).sleeps, 0, "it has become fast");
+        bench.measure_reads(100);
+        assert_eq!(bench.measure_reads(200).sleeps, 0, "it has become fast");
         bench.transport.model.pace(LATE);
-        bench.reads(100);
-        let slow = bench.reads(200);
+        bench.measure_reads(100);
+        let slow = bench.measure_reads(200);
         assert!(
             slow.sleeps >= 200 && slow.awake * 40 < slow.asleep,
             "it has become slow: {slow:?}"
@@ -196,19 +196,19 @@ fn a_wait_learns_that_the_controller_has_become_slow_and_that_it_has_become_fast
 #[test]
 fn a_single_late_answer_does_not_end_looking() {
     let mut bench = PollingFixture::new(SOON, true);
-    bench.reads(100);
+    bench.measure_reads(100);
     bench.transport.model.pace((100_000, 100_000));
-    bench.reads(1);
+    bench.measure_reads(1);
     bench.transport.model.pace(SOON);
-    assert_eq!(bench.reads(200).sleeps, 0);
+    assert_eq!(bench.measure_reads(200).sleeps, 0);
 }
 
 #[test]
 fn without_interrupts_a_wait_ends_soon_after_the_answer() {
     for latency_us in [SOON, LATE] {
         let mut bench = PollingFixture::new(latency_us, false);
-        bench.reads(100);
-        let course = bench.reads(200);
+        bench.measure_reads(100);
+        let course = bench.measure_reads(200);
         let took = course.awake + course.asleep;
         assert!(took < 200 * Duration::from_micros(2 * LATE.1), "{latency_us:?}: {course:?}");
         assert_eq!(bench.transport.counts.endless.load(Ordering::Relaxed), 0);
@@ -223,7 +223,7 @@ fn without_interrupts_a_wait_ends_soon_after_the_answer() {
 #[test]
 fn a_wait_looks_no_longer_than_it_may_last() {
     let mut bench = PollingFixture::new((15, 15), true);
-    bench.reads(100);
+    bench.measure_reads(100);
     bench.transport.model.pace(LATE);
     let memory = bench.region.take(1).unwrap().into();
     bench.queue.push(BlockOp { tag: 0, kind: BlockOpKind::Read { block: 1, memory } }).unwrap();

@@ -68,7 +68,7 @@ fn what_was_flushed_or_written_through_survives_a_power_cut() {
 #[test]
 fn a_controller_whose_flushes_lie_is_noticed() {
     let sim = SimDevice::new(64, 3);
-    sim.lie_about_flushes();
+    sim.ignore_flushes();
     let durable = write(&sim, 12);
     assert!(!holds(&sim, &durable));
 }

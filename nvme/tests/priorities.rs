@@ -72,7 +72,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
 fn separated_queues_of_small_operations_are_of_high_priority() {
     let (model, disk) = open(true);
     let separated =
-        SeparatedDevice::new(Arc::new(disk), &SeparationOptions::divided(4, 8)).unwrap();
+        SeparatedDevice::new(Arc::new(disk), &SeparationOptions::new_divided(4, 8)).unwrap();
     // Small reads, large reads, writes, and operations for which no caller waits.
     assert_eq!(model.priorities(), [(1, 1), (2, 2), (3, 2), (4, 3)]);
     drop(separated);

@@ -78,7 +78,7 @@ fn run(device: &dyn BlockDevice, depth: u32, steps: &[BlockTransfer]) -> Transfe
 }
 
 /// Performs one operation, and returns its time.
-fn one(disk: &NvmeDevice, queue: &mut dyn DeviceQueue, kind: BlockOpKind) -> Duration {
+fn measure_one(disk: &NvmeDevice, queue: &mut dyn DeviceQueue, kind: BlockOpKind) -> Duration {
     let begin = disk.clock().now();
     queue.push(BlockOp { tag: 0, kind }).unwrap();
     let mut done = Vec::new();
@@ -96,7 +96,7 @@ fn agree(one: Duration, other: Duration, part: f64) -> bool {
 }
 
 /// Transfers at random places: reads and writes, small and large.
-fn mixed(count: usize) -> Vec<BlockTransfer> {
+fn make_mixed(count: usize) -> Vec<BlockTransfer> {
     let mut random = fastrand::Rng::with_seed(3);
     let mut step = || {
         let blocks = if random.u8(..5) == 0 { 16 } else { 1 };
@@ -170,7 +170,7 @@ fn a_flush_and_a_write_with_fua_take_the_time_of_programs() {
         let memory = region.take(blocks).unwrap().into();
         BlockOpKind::Write { block: 9, memory, fua }
     };
-    let mut one = |kind| one(&disk, &mut *queue, kind);
+    let mut one = |kind| measure_one(&disk, &mut *queue, kind);
     assert!(one(write(1, true)) > parts.program);
     assert!(one(write(16, false)) < parts.read, "it is in the buffer");
     let flush = one(BlockOpKind::Flush);
@@ -203,7 +203,7 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
             writes.reap(&mut Vec::new());
         }
         let memory = region.take(1).unwrap().into();
-        one(&disk, &mut *reads, BlockOpKind::Read { block: 1000, memory })
+        measure_one(&disk, &mut *reads, BlockOpKind::Read { block: 1000, memory })
     };
     let time = time_of_read(&parts);
     assert!(time < 2 * parts.read, "{time:?}");
@@ -215,7 +215,7 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
 fn nothing_is_left_to_chance() {
     let course = |seed, parts| {
         let (_, disk) = open_with(seed, ModelProperties { parts, ..ModelProperties::default() });
-        run(&disk, 64, &mixed(2000))
+        run(&disk, 64, &make_mixed(2000))
     };
     let parts = || Some(SsdParameters::default());
     assert_eq!(course(1, parts()), course(1, parts()));
@@ -227,9 +227,9 @@ fn nothing_is_left_to_chance() {
 fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
     for depth in [1, 16, 256] {
         let (_, disk) = open(&SsdParameters::default());
-        let through = run(&disk, depth, &mixed(5000));
+        let through = run(&disk, depth, &make_mixed(5000));
         let ssd = defuse_block::SsdModel::new(BLOCKS, &SsdParameters::default());
-        let itself = run(&ssd, depth, &mixed(5000));
+        let itself = run(&ssd, depth, &make_mixed(5000));
         println!("depth {depth}: {through:?} through the driver, {itself:?} itself");
         assert!(agree(through.took, itself.took, 0.01), "{depth}: {through:?} {itself:?}");
         assert!(agree(through.waited, itself.waited, 0.01), "{depth}: {through:?} {itself:?}");
@@ -237,7 +237,7 @@ fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() 
 }
 
 /// Reads, small and large, each kind in order or at random places.
-fn reads(count: usize) -> Vec<BlockTransfer> {
+fn make_reads(count: usize) -> Vec<BlockTransfer> {
     let mut random = fastrand::Rng::with_seed(5);
     let mut step = |at: usize| match at % 2 {
         0 => BlockTransfer::Read(random.u64(..BLOCKS / 2), 1),
@@ -253,7 +253,7 @@ fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itse
         let course = |device: Arc<dyn BlockDevice>| {
             let separated =
                 SeparatedDevice::new(device, &SeparationOptions::open(mode, 4, 4)).unwrap();
-            run(&separated, 16, &reads(5000))
+            run(&separated, 16, &make_reads(5000))
         };
         let through = course(Arc::new(open(&SsdParameters::default()).1));
         let itself =
@@ -284,7 +284,7 @@ fn small_blocks_of_a_page_are_read_at_once() {
     disk.register(&region).unwrap();
     let mut queue = disk.queue(1).unwrap();
     let memory = region.take(1).unwrap().into();
-    let time = one(&disk, &mut *queue, BlockOpKind::Read { block: 32, memory });
+    let time = measure_one(&disk, &mut *queue, BlockOpKind::Read { block: 32, memory });
     let expected = parts.command + parts.read + parts.transfer;
     assert!(agree(time, expected, 0.01), "{time:?} for {expected:?}");
 }
@@ -316,7 +316,7 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
         assert_eq!((failed.len(), failed[0].result), (1, Err(Errno::TIMEDOUT)));
         assert_eq!(disk.count_resets(), resets);
         let memory = region.take(1).unwrap().into();
-        let time = one(&disk, &mut *queue, BlockOpKind::Read { block: 1, memory });
+        let time = measure_one(&disk, &mut *queue, BlockOpKind::Read { block: 1, memory });
         assert!(time < 2 * parts.read, "{time:?}");
     }
 }

@@ -228,7 +228,7 @@ const PROGRAMS: &[&str] = &[
     "zstd",
 ];
 
-fn not_looked_at(number: u16) -> bool {
+fn is_unexamined(number: u16) -> bool {
     NOT_LOOKED_AT.iter().any(|(_, numbers)| numbers.contains(&number))
 }
 
@@ -257,7 +257,7 @@ fn every_system_call_of_the_c_library_is_looked_at_or_there_is_a_reason() {
     let Some(libc) = libc() else { return };
     assert_eq!(libc.unreachable, [], "calls that cannot be replaced");
     let numbers: BTreeSet<u16> = libc.raw_calls.iter().flatten().copied().collect();
-    let new = |number: &u16| calls::name(*number).is_none() && !not_looked_at(*number);
+    let new = |number: &u16| calls::name(*number).is_none() && !is_unexamined(*number);
     let new: Vec<u16> = numbers.into_iter().filter(new).collect();
     assert!(new.is_empty(), "is {new:?} about files? See NOT_LOOKED_AT");
 }
@@ -349,7 +349,7 @@ fn common_programs_and_their_libraries_have_no_call_that_goes_past_us() {
                 lost.push(format!("{}: {number} at {address:#x}", object.display()));
             }
             let numbers: BTreeSet<u16> = binary.raw_calls.iter().flatten().copied().collect();
-            let new = |number: &u16| calls::name(*number).is_none() && !not_looked_at(*number);
+            let new = |number: &u16| calls::name(*number).is_none() && !is_unexamined(*number);
             for number in numbers.into_iter().filter(new) {
                 lost.push(format!("{}: is {number} about files?", object.display()));
             }

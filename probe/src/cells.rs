@@ -39,15 +39,15 @@ impl Default for Recorder {
 impl Recorder {
     /// Creates an empty recorder.
     pub fn new() -> Self {
-        Recorder::counting(true)
+        Recorder::new_counting(true)
     }
 
     /// Creates a recorder that counts nothing, for measuring the cost of counting.
     pub fn disabled() -> Self {
-        Recorder::counting(false)
+        Recorder::new_counting(false)
     }
 
-    fn counting(counts: bool) -> Self {
+    fn new_counting(counts: bool) -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Recorder {
             shared: Arc::new(RecorderShared {

@@ -30,7 +30,7 @@ impl WarningLimiter {
 
     /// Writes `text` to the log, unless too many were written lately.
     pub fn warn(&self, text: impl FnOnce() -> String) {
-        match self.passes(Instant::now()) {
+        match self.admit(Instant::now()) {
             None => {}
             Some(0) => log::warn!("{}", text()),
             Some(left_out) => log::warn!("{} ({left_out} warnings before it left out)", text()),
@@ -38,7 +38,7 @@ impl WarningLimiter {
     }
 
     /// The number of warnings left out before this one; `None` where this one is left out, too.
-    fn passes(&self, now: Instant) -> Option<u64> {
+    fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.since.is_none_or(|since| now.duration_since(since) >= TIME) {
             (state.since, state.written) = (Some(now), 0);
@@ -60,9 +60,9 @@ mod tests {
     #[test]
     fn a_flood_of_warnings_is_counted_and_not_written() {
         let (limited, now) = (WarningLimiter::new(), Instant::now());
-        let written = (0..100_000).filter(|_| limited.passes(now).is_some()).count();
+        let written = (0..100_000).filter(|_| limited.admit(now).is_some()).count();
         assert_eq!(written, MOST as usize);
-        assert_eq!(limited.passes(now + TIME), Some(100_000 - u64::from(MOST)));
-        assert_eq!(limited.passes(now + TIME), Some(0));
+        assert_eq!(limited.admit(now + TIME), Some(100_000 - u64::from(MOST)));
+        assert_eq!(limited.admit(now + TIME), Some(0));
     }
 }

@@ -41,7 +41,7 @@ impl<F: FileSystem> ProbedFileSystem<F> {
     }
 
     #[inline]
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         _: &Context<'_>,
@@ -70,21 +70,21 @@ impl<F: FileSystem> ProbedFileSystem<F> {
 }
 
 impl<F: FileSystem> FileSystem for ProbedFileSystem<F> {
-    delegate!(around inner, except attached, detached, forget, submit, setlkw, rename, read, write,
+    delegate!(intercept inner, except attach, detach, forget, submit, setlkw, rename, read, write,
         copy_file_range, readdir, setlk);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let mut span = CallSpan::new(&self.recorder, Op::INIT);
-        self.inner.attached(origin, notify);
+        self.inner.attach(origin, notify);
         span.ok = true;
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
-        self.measure(Op::DESTROY, |inner| inner.detached(origin), |()| 0)
+    fn detach(&self, origin: Origin) -> Result<()> {
+        self.measure(Op::DESTROY, |inner| inner.detach(origin), |()| 0)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -136,10 +136,10 @@ impl<F: FileSystem> FileSystem for ProbedFileSystem<F> {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let before = out.filled();
+        let before = out.filled_len();
         let call = |inner: &F| {
             inner.read(cx, file, args, out)?;
-            Ok(out.filled() - before)
+            Ok(out.filled_len() - before)
         };
         self.measure(Op::READ, call, |&bytes| bytes as u64).map(|_| ())
     }
@@ -172,7 +172,7 @@ impl<F: FileSystem> FileSystem for ProbedFileSystem<F> {
 }
 
 impl<F: FileSystem> Shortcuts for ProbedFileSystem<F> {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 /// The operation of a method of the contract, by the method's name.

@@ -136,7 +136,7 @@ impl ClientLane {
     ) -> Result<Option<bool>, ProtocolViolation> {
         let free = self.later.iter().position(|number| *number == 0);
         let Some(place) = free.filter(|_| length(parts) <= LATER_ROOM) else { return Ok(None) };
-        let sleeps = self.push(memory, later_at(place), parts, reply_later(place))?;
+        let sleeps = self.push(memory, deferred_position(place), parts, reply_later(place))?;
         self.later[place] = number;
         Ok(Some(sleeps))
     }
@@ -241,12 +241,12 @@ impl ClientLane {
 }
 
 /// The position of a request without a waiting thread.
-const fn later_at(place: usize) -> usize {
+const fn deferred_position(place: usize) -> usize {
     ROOM + place * LATER_ROOM
 }
 
 const fn reply_later(place: usize) -> ArenaRange {
-    ArenaRange { at: HALF + later_at(place), room: LATER_ROOM }
+    ArenaRange { at: HALF + deferred_position(place), room: LATER_ROOM }
 }
 
 fn length(parts: &[&[u8]]) -> usize {

@@ -102,7 +102,7 @@ impl MappedMemory {
     ///
     /// The errors of [`new`](MappedMemory::new); `ENOSPC` after the last block.
     pub fn add_new(&self) -> Result<OwnedFd> {
-        let fd = MappedMemory::sealed_file(BYTES)?;
+        let fd = MappedMemory::create_sealed_file(BYTES)?;
         let at = self.add(&fd, BYTES)?;
         self.write(at + AT_VERSION, &VERSION.to_ne_bytes());
         self.write(at + AT_MAGIC, &MAGIC.to_ne_bytes());
@@ -110,12 +110,12 @@ impl MappedMemory {
     }
 
     /// New memory of `len` bytes, all zero.
-    pub(crate) fn sealed(len: usize) -> Result<(MappedMemory, OwnedFd)> {
-        let fd = MappedMemory::sealed_file(len)?;
+    pub(crate) fn create_sealed(len: usize) -> Result<(MappedMemory, OwnedFd)> {
+        let fd = MappedMemory::create_sealed_file(len)?;
         Ok((MappedMemory::map(&fd, len, WRITABLE)?, fd))
     }
 
-    fn sealed_file(len: usize) -> Result<OwnedFd> {
+    fn create_sealed_file(len: usize) -> Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
         let fd = rustix::fs::memfd_create(c"defuse-ring", flags).or_else(|error| match error {
             // Before Linux 6.3.
@@ -146,7 +146,7 @@ impl MappedMemory {
     ///
     /// The errors of [`from_fd`](MappedMemory::from_fd); `ENOSPC` after the last block.
     pub fn add_block(&self, fd: OwnedFd) -> Result<()> {
-        if MappedMemory::fixed_length(&fd)? != BYTES {
+        if MappedMemory::read_fixed_length(&fd)? != BYTES {
             return Err(Errno::INVAL);
         }
         let mut head = [0; 12];
@@ -169,15 +169,15 @@ impl MappedMemory {
     }
 
     /// The memory of another process, of `most` bytes at most, to read: writing to it kills this process.
-    pub(crate) fn to_read(fd: OwnedFd, most: usize) -> Result<MappedMemory> {
-        match MappedMemory::fixed_length(&fd)? {
+    pub(crate) fn map_to_read(fd: OwnedFd, most: usize) -> Result<MappedMemory> {
+        match MappedMemory::read_fixed_length(&fd)? {
             len if (1..=most).contains(&len) => MappedMemory::map(&fd, len, ProtFlags::READ),
             _ => Err(Errno::INVAL),
         }
     }
 
     /// The length, which must be sealed: an access beyond the end of a file kills the process.
-    fn fixed_length(fd: &OwnedFd) -> Result<usize> {
+    fn read_fixed_length(fd: &OwnedFd) -> Result<usize> {
         let is_fixed = rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
         let len = usize::try_from(rustix::fs::fstat(fd)?.st_size).map_err(|_| Errno::INVAL)?;
         if is_fixed { Ok(len) } else { Err(Errno::INVAL) }
@@ -301,13 +301,13 @@ impl PeerMemory for MappedMemory {
     fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let (to, offset) = (self.range(at, len), offset_of_file(offset)?);
         // SAFETY: the kernel writes to the range, which lies within the mapping, as the other process may.
-        counted(unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, offset) })
+        check_count(unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, offset) })
     }
 
     fn write_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let (from, offset) = (self.range(at, len), offset_of_file(offset)?);
         // SAFETY: the kernel reads from the range, which lies within the mapping.
-        counted(unsafe { libc::pwrite(fd.as_raw_fd(), from.cast(), len, offset) })
+        check_count(unsafe { libc::pwrite(fd.as_raw_fd(), from.cast(), len, offset) })
     }
 
     fn wait(&self, at: usize, value: u32, patience: Duration) {
@@ -329,7 +329,7 @@ fn offset_of_file(offset: u64) -> Result<i64> {
 }
 
 /// The result of a system call that moves bytes.
-fn counted(count: isize) -> Result<usize> {
+fn check_count(count: isize) -> Result<usize> {
     usize::try_from(count).map_err(|_| {
         Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     })

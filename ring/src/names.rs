@@ -173,7 +173,7 @@ impl NameSets {
     }
 
     /// Returns the first result of `look` in a slot that may have a name with this tag.
-    fn first_tagged<T>(
+    fn find_first_tagged<T>(
         &self,
         memory: &impl ReadableMemory,
         tag: u32,
@@ -222,7 +222,7 @@ impl NameWriter {
     ///
     /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<NameWriter> {
-        PublishedMemory::new(BYTES, MAGIC).map(NameWriter::in_memory)
+        PublishedMemory::new(BYTES, MAGIC).map(NameWriter::from_memory)
     }
 
     /// A descriptor to read the memory, for [`NameReader::from_fd`].
@@ -237,7 +237,7 @@ impl NameWriter {
 
 impl<M: WritableMemory> NameWriter<M> {
     /// Names in this memory of [`BYTES`], all zero.
-    pub fn in_memory(memory: M) -> NameWriter<M> {
+    pub fn from_memory(memory: M) -> NameWriter<M> {
         NameWriter { memory, locks: std::array::from_fn(|_| Mutex::default()) }
     }
 
@@ -260,8 +260,8 @@ impl<M: WritableMemory> NameWriter<M> {
         let _third = (of[2] != of[1]).then(|| self.lock(of[2]));
         let (memory, tag) = (&self.memory, sets.tag());
         let is_known = |slot| read(memory, slot).is_of(dir, name).then_some(slot);
-        let known = sets.first_tagged(memory, tag, is_known);
-        let free = || sets.first_tagged(memory, 0, Some);
+        let known = sets.find_first_tagged(memory, tag, is_known);
+        let free = || sets.find_first_tagged(memory, 0, Some);
         let slot = known.or_else(free).unwrap_or_else(|| sets.choose_victim());
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
@@ -334,7 +334,7 @@ impl NameReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn from_fd(fd: OwnedFd) -> Result<NameReader> {
-        let memory = MappedMemory::to_read(fd, BYTES)?;
+        let memory = MappedMemory::map_to_read(fd, BYTES)?;
         let is_known = memory.len() == BYTES && memory.load64(0) == MAGIC;
         if is_known { Ok(NameReader(memory)) } else { Err(Errno::INVAL) }
     }
@@ -342,14 +342,14 @@ impl NameReader {
 
 impl<M: ReadableMemory> NameReader<M> {
     /// The names in this memory.
-    pub fn in_memory(memory: M) -> NameReader<M> {
+    pub fn from_memory(memory: M) -> NameReader<M> {
         NameReader(memory)
     }
 
     /// Finds the latest publication of a name in `dir`. `None` if there is none, or if it changes at this moment.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<FoundName> {
         let sets = NameSets::for_name(dir, name);
-        let found = sets.first_tagged(&self.0, sets.tag(), |place| {
+        let found = sets.find_first_tagged(&self.0, sets.tag(), |place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
             // The copy is complete before the number is read again.
@@ -366,13 +366,13 @@ impl<M: ReadableMemory> NameReader<M> {
 mod tests {
     use super::*;
 
-    fn both() -> (NameWriter, NameReader) {
+    fn make_both() -> (NameWriter, NameReader) {
         let names = NameWriter::new().unwrap();
         let reader = NameReader::from_fd(names.reader().unwrap()).unwrap();
         (names, reader)
     }
 
-    fn found(ino: u64, at: u64) -> FoundName {
+    fn make_found(ino: u64, at: u64) -> FoundName {
         let told =
             NameVersions { name: 1, rights: 2, attributes: AttributeStamp { version: 3, at } };
         FoundName { told, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
@@ -380,35 +380,35 @@ mod tests {
 
     #[test]
     fn a_name_is_found_as_it_was_told_last() {
-        let (names, reader) = both();
+        let (names, reader) = make_both();
         let long = [b'x'; NAME_MAX];
         assert_eq!(reader.find(1, b"name"), None);
-        let (place, former) = names.publish(1, b"name", &found(7, 1));
-        assert_eq!((former, names.publish(1, &long, &found(9, 1)).1), (0, 0));
-        assert_eq!(reader.find(1, b"name"), Some(found(7, 1)));
-        assert_eq!(reader.find(1, &long), Some(found(9, 1)));
+        let (place, former) = names.publish(1, b"name", &make_found(7, 1));
+        assert_eq!((former, names.publish(1, &long, &make_found(9, 1)).1), (0, 0));
+        assert_eq!(reader.find(1, b"name"), Some(make_found(7, 1)));
+        assert_eq!(reader.find(1, &long), Some(make_found(9, 1)));
         assert_eq!((reader.find(2, b"name"), reader.find(1, b"nam")), (None, None));
-        let missing = FoundName { inode: None, open_to_all: false, ..found(0, 2) };
+        let missing = FoundName { inode: None, open_to_all: false, ..make_found(0, 2) };
         assert_eq!(names.publish(1, b"name", &missing), (place, 7));
         assert_eq!(reader.find(1, b"name"), Some(missing));
         // The attributes of an inode that no longer exists.
         names.publish_attributes(place, 7, AttributeStamp::default(), &[9; ATTRIBUTES]);
         assert_eq!(reader.find(1, b"name"), Some(missing));
-        let (place, _) = names.publish(1, b"name", &found(8, 2));
+        let (place, _) = names.publish(1, b"name", &make_found(8, 2));
         let new = AttributeStamp { version: 4, at: 3 };
         names.publish_attributes(place, 8, new, &[9; ATTRIBUTES]);
-        let told = NameVersions { attributes: new, ..found(8, 2).told };
+        let told = NameVersions { attributes: new, ..make_found(8, 2).told };
         let inode = Some((8, [9; ATTRIBUTES]));
         assert_eq!(reader.find(1, b"name"), Some(FoundName { told, inode, open_to_all: true }));
     }
 
     #[test]
     fn names_that_find_no_room_take_that_of_others_and_the_server_learns_of_their_inodes() {
-        let (names, reader) = both();
+        let (names, reader) = make_both();
         let texts: Vec<_> = (0..100_000_u64).map(|number| number.to_string()).collect();
         let mut left: Vec<_> = (1..)
             .zip(&texts)
-            .map(|(ino, text)| names.publish(1, text.as_bytes(), &found(ino, ino)).1)
+            .map(|(ino, text)| names.publish(1, text.as_bytes(), &make_found(ino, ino)).1)
             .filter(|left| *left != 0)
             .collect();
         left.sort_unstable();
@@ -419,15 +419,15 @@ mod tests {
 
     #[test]
     fn most_names_of_a_large_tree_have_room() {
-        let (names, reader) = both();
+        let (names, reader) = make_both();
         let all: Vec<_> = (0..20_000_u64).map(|n| (n / 20, format!("file-{n}.txt"))).collect();
         for (dir, text) in &all {
-            names.publish(*dir, text.as_bytes(), &found(dir + 1, 1));
+            names.publish(*dir, text.as_bytes(), &make_found(dir + 1, 1));
         }
         let near = |(dir, text): &&(u64, String)| {
             let sets = NameSets::for_name(*dir, text.as_bytes());
             let is_near = |slot| (slot / WAYS == sets.all[0]).then_some(());
-            sets.first_tagged(&names.memory, sets.tag(), is_near).is_some()
+            sets.find_first_tagged(&names.memory, sets.tag(), is_near).is_some()
         };
         assert!(all.iter().filter(near).count() > 16_000, "most are near the others");
         let there = all.iter().filter(|(dir, text)| reader.find(*dir, text.as_bytes()).is_some());
@@ -437,12 +437,12 @@ mod tests {
     /// A reader meets the old name or the new one, and never a part of each.
     #[test]
     fn a_name_that_is_told_meanwhile_is_whole() {
-        let (names, reader) = both();
-        names.publish(1, b"name", &found(2, 1));
+        let (names, reader) = make_both();
+        names.publish(1, b"name", &make_found(2, 1));
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for round in 0..100_000_u64 {
-                    names.publish(1, b"name", &found(round % 200 + 1, round));
+                    names.publish(1, b"name", &make_found(round % 200 + 1, round));
                 }
             });
             while !writer.is_finished() {
@@ -458,12 +458,12 @@ mod tests {
 
     #[test]
     fn a_client_can_neither_write_nor_shorten_the_names() {
-        let (names, _reader) = both();
+        let (names, _reader) = make_both();
         let fd = names.reader().unwrap();
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        let (_, other) = MappedMemory::sealed(BYTES).unwrap();
+        let (_, other) = MappedMemory::create_sealed(BYTES).unwrap();
         assert!(NameReader::from_fd(other).is_err(), "no magic number");
     }
 }

@@ -78,7 +78,7 @@ impl PageWriter {
         let frames = wanted.next_power_of_two();
         let memory = PublishedMemory::new(bytes_of(frames), MAGIC)?;
         memory.store32(AT_FRAMES, frames);
-        Ok(PageWriter::in_memory(memory, frames))
+        Ok(PageWriter::from_memory(memory, frames))
     }
 
     /// A descriptor to read the memory, for [`PageReader::from_fd`].
@@ -102,7 +102,7 @@ impl PageWriter {
 
 impl<M: WritableMemory> PageWriter<M> {
     /// Pages in this memory of [`bytes_of`] so many frames, a power of two.
-    pub fn in_memory(memory: M, frames: u32) -> PageWriter<M> {
+    pub fn from_memory(memory: M, frames: u32) -> PageWriter<M> {
         memory.store64(AT_STATE, 1);
         PageWriter { memory, frames, hidden: HashMap::new() }
     }
@@ -249,7 +249,7 @@ impl PageReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn from_fd(fd: OwnedFd) -> Result<PageReader> {
-        let memory = MappedMemory::to_read(fd, bytes_of(MOST_FRAMES))?;
+        let memory = MappedMemory::map_to_read(fd, bytes_of(MOST_FRAMES))?;
         let mut head = [0; 12];
         memory.copy(0, &mut head);
         let frames = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
@@ -257,13 +257,13 @@ impl PageReader {
         if !is_known || frames > MOST_FRAMES || memory.len() != bytes_of(frames) {
             return Err(Errno::INVAL);
         }
-        Ok(PageReader::in_memory(memory, frames))
+        Ok(PageReader::from_memory(memory, frames))
     }
 }
 
 impl<M: ReadableMemory> PageReader<M> {
     /// The pages in this memory of so many frames.
-    pub fn in_memory(memory: M, frames: u32) -> PageReader<M> {
+    pub fn from_memory(memory: M, frames: u32) -> PageReader<M> {
         PageReader { memory, frames }
     }
 
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
     use crate::memory::WRITABLE;
 
-    fn both(size: u64) -> (PageWriter, PageReader) {
+    fn make_both(size: u64) -> (PageWriter, PageReader) {
         let mut pages = PageWriter::new(size).unwrap();
         pages.open(size);
         let reader = PageReader::from_fd(pages.reader().unwrap()).unwrap();
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_reader_sees_what_was_put_until_it_is_forgotten_or_the_file_is_closed() {
-        let (mut pages, reader) = both(6000);
+        let (mut pages, reader) = make_both(6000);
         let mut out = [9; 8000];
         assert_eq!(reader.read(0, &mut out), None);
         pages.write_page(0, &[1; PAGE]);
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_page_in_the_frame_of_another_one_takes_its_place() {
-        let (mut pages, reader) = both(1 << 40);
+        let (mut pages, reader) = make_both(1 << 40);
         let other = 5 + u64::from(MOST_FRAMES);
         pages.write_page(5, &[5; PAGE]);
         pages.write_page(other, &[6; PAGE]);
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_hidden_group_is_shown_again_without_the_pages_that_were_forgotten() {
-        let (mut pages, reader) = both(1 << 20);
+        let (mut pages, reader) = make_both(1 << 20);
         (0..20).for_each(|page| pages.write_page(page, &[page as u8; PAGE]));
         let read = |page: u64| {
             let mut out = [99; 4];
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_group_that_is_given_back_takes_no_memory_and_holds_no_pages() {
-        let (mut pages, reader) = both(1 << 20);
+        let (mut pages, reader) = make_both(1 << 20);
         (0..64).for_each(|page| pages.write_page(page, &[1; PAGE]));
         let before = pages.bytes_in_use().unwrap();
         pages.hide(1);
@@ -398,7 +398,7 @@ mod tests {
     /// A client that could write would change what all other clients read.
     #[test]
     fn a_client_can_neither_write_nor_shorten_the_pages_of_a_file() {
-        let (pages, _) = both(4096);
+        let (pages, _) = make_both(4096);
         let fd = pages.reader().unwrap();
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
@@ -411,7 +411,7 @@ mod tests {
     /// A client that keeps the descriptor would otherwise keep the memory of all files that it ever read.
     #[test]
     fn the_memory_of_pages_is_given_back_although_a_client_keeps_it() {
-        let (mut pages, reader) = both(1 << 20);
+        let (mut pages, reader) = make_both(1 << 20);
         (0..256).for_each(|page| pages.write_page(page, &[1; PAGE]));
         let fd = pages.reader().unwrap();
         let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks;
@@ -424,7 +424,7 @@ mod tests {
     /// A page has one value in all bytes, or is not read.
     #[test]
     fn a_reader_never_sees_a_page_half_changed() {
-        let (mut pages, reader) = both(4096);
+        let (mut pages, reader) = make_both(4096);
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (over, pages) = (&over, &mut pages);

@@ -76,7 +76,7 @@ pub struct PublishedMemory {
 impl PublishedMemory {
     /// Memory of `len` bytes, whose first word is `magic`.
     pub(crate) fn new(len: usize, magic: u64) -> Result<PublishedMemory> {
-        let (memory, fd) = MappedMemory::sealed(len)?;
+        let (memory, fd) = MappedMemory::create_sealed(len)?;
         // No other user can open it again for writing, through /proc.
         rustix::fs::fchmod(&fd, Mode::RUSR)?;
         memory.write(0, &magic.to_ne_bytes());

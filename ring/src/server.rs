@@ -103,7 +103,7 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// Returns the number of lanes that the client claims to use, at most the number that exists.
-    fn claimed_lanes(&self) -> usize {
+    fn count_claimed_lanes(&self) -> usize {
         self.memory.load(AT_USED).min(self.offered.load(Ordering::Acquire)) as usize
     }
 
@@ -122,7 +122,7 @@ impl<M: PeerMemory> LaneServer<M> {
         number: impl Fn(&[u8]) -> u64,
         copied: impl Fn(&[u8], usize) -> usize,
     ) -> Result<Option<ArrivedRequest>, ProtocolViolation> {
-        let used = self.claimed_lanes();
+        let used = self.count_claimed_lanes();
         let first = self.turn.load(Ordering::Relaxed) as usize;
         for step in 0..used {
             let index = (first + step) % used;
@@ -138,7 +138,7 @@ impl<M: PeerMemory> LaneServer<M> {
 
     /// True if a submission waits.
     pub fn is_waiting(&self) -> bool {
-        let used = self.claimed_lanes();
+        let used = self.count_claimed_lanes();
         (0..used).any(|index| self.has_submission(index))
     }
 
@@ -172,7 +172,7 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// Publishes that a notification has been sent.
-    pub fn notified(&self) {
+    pub fn publish_notification(&self) {
         self.memory.add(AT_NOTICES, 1);
     }
 
@@ -190,7 +190,7 @@ impl<M: PeerMemory> LaneServer<M> {
     /// Copies bytes of a request that were [left](LaneServer::remaining), starting at the byte `from` of the rest. The
     /// client may change them at any time. Returns false, and copies nothing, if there are fewer.
     pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
-        let at = self.remaining_at(lane, number, from, out.len());
+        let at = self.locate_remaining(lane, number, from, out.len());
         at.inspect(|&at| self.memory.read(at, out)).is_some()
     }
 
@@ -201,18 +201,18 @@ impl<M: PeerMemory> LaneServer<M> {
         (from, len): (usize, usize),
         (fd, offset): (BorrowedFd<'_>, u64),
     ) -> Option<rustix::io::Result<usize>> {
-        let at = self.remaining_at(lane, number, from, len)?;
+        let at = self.locate_remaining(lane, number, from, len)?;
         Some(self.memory.write_file(at, len, fd, offset))
     }
 
     /// Returns the address of the rest, starting at its byte `from`. It is valid until the request is answered.
     pub fn address_of_left(&self, lane: usize, number: u64, from: usize) -> Option<NonNull<u8>> {
         let len = self.remaining(lane, number).checked_sub(from)?;
-        self.memory.address(self.remaining_at(lane, number, from, len)?, len)
+        self.memory.address(self.locate_remaining(lane, number, from, len)?, len)
     }
 
     /// Returns the position of `len` bytes of the rest, starting at its byte `from`.
-    fn remaining_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
+    fn locate_remaining(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
         let fits = from <= open.left && len <= open.left - from;
         fits.then(|| lane_at(lane) + lane::ARENA + open.left_at + from)
@@ -353,7 +353,7 @@ impl<M: PeerMemory> LaneServer<M> {
         let mut entry = [0; ENTRY];
         let slot = (taken % ENTRIES) as usize;
         self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
-        let submission = CheckedSubmission::checked(&entry, arena_of(index))?;
+        let submission = CheckedSubmission::check_entry(&entry, arena_of(index))?;
         let begin = at + lane::ARENA + submission.at;
         if submission.at != 0 {
             self.memory.read(begin, head);
@@ -394,7 +394,10 @@ struct CheckedSubmission {
 }
 
 impl CheckedSubmission {
-    fn checked(entry: &[u8; ENTRY], arena: usize) -> Result<CheckedSubmission, ProtocolViolation> {
+    fn check_entry(
+        entry: &[u8; ENTRY],
+        arena: usize,
+    ) -> Result<CheckedSubmission, ProtocolViolation> {
         let word = |at: usize| {
             let bytes = [entry[at], entry[at + 1], entry[at + 2], entry[at + 3]];
             u32::from_ne_bytes(bytes) as usize

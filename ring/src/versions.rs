@@ -111,7 +111,7 @@ impl VersionWriter {
 
 impl<M: WritableMemory> VersionWriter<M> {
     /// Versions in this memory of [`BYTES`].
-    pub fn in_memory(memory: M) -> VersionWriter<M> {
+    pub fn from_memory(memory: M) -> VersionWriter<M> {
         VersionWriter(memory)
     }
 
@@ -159,7 +159,7 @@ impl VersionReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn from_fd(fd: OwnedFd) -> Result<VersionReader> {
-        let memory = MappedMemory::to_read(fd, BYTES)?;
+        let memory = MappedMemory::map_to_read(fd, BYTES)?;
         let mut magic = [0; 8];
         if memory.len() == BYTES {
             memory.copy(0, &mut magic);
@@ -175,7 +175,7 @@ impl VersionReader {
 
 impl<M: ReadableMemory> VersionReader<M> {
     /// The versions in this memory.
-    pub fn in_memory(memory: M) -> VersionReader<M> {
+    pub fn from_memory(memory: M) -> VersionReader<M> {
         VersionReader(memory)
     }
 
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::memory::WRITABLE;
 
-    fn both() -> (VersionWriter, VersionReader) {
+    fn make_both() -> (VersionWriter, VersionReader) {
         let versions = VersionWriter::new().unwrap();
         let reader = VersionReader::from_fd(versions.reader().unwrap()).unwrap();
         (versions, reader)
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_change_is_seen_while_it_runs_and_afterwards() {
-        let (versions, reader) = both();
+        let (versions, reader) = make_both();
         let (name, other) = (VersionedItem::Name(1, b"name"), VersionedItem::Name(1, b"other"));
         let before = [name, other].map(|thing| reader.version_of(thing));
         let all = reader.global_version().unwrap();
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn nothing_is_known_after_the_end_of_the_server() {
-        let (versions, reader) = both();
+        let (versions, reader) = make_both();
         assert!(
             reader.global_version().is_some()
                 && reader.version_of(VersionedItem::Rights(1)).is_some()
@@ -256,7 +256,7 @@ mod tests {
     /// A client that could write would make others believe that nothing has changed.
     #[test]
     fn a_client_can_neither_write_nor_shorten_the_versions() {
-        let (versions, _reader) = both();
+        let (versions, _reader) = make_both();
         let fd = versions.reader().unwrap();
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
@@ -268,7 +268,7 @@ mod tests {
     fn memory_with_another_format_is_refused() {
         let (_, fd) = MappedMemory::new().unwrap();
         assert!(VersionReader::from_fd(fd).is_err());
-        let (_, fd) = MappedMemory::sealed(64).unwrap();
+        let (_, fd) = MappedMemory::create_sealed(64).unwrap();
         assert!(VersionReader::from_fd(fd).is_err());
     }
 }

@@ -57,12 +57,12 @@ impl OrderedMemory {
     }
 
     /// Memory of which the checker sees nothing.
-    fn unseen() -> OrderedMemory {
+    fn new_unseen() -> OrderedMemory {
         OrderedMemory::new(&HashMap::new(), [])
     }
 
     /// Returns this memory for a client.
-    fn of_client(&self) -> OrderedMemory {
+    fn share_with_client(&self) -> OrderedMemory {
         OrderedMemory { inner: Arc::clone(&self.inner), is_server: false }
     }
 
@@ -170,11 +170,11 @@ fn pages(size: u64, first: [u64; 2]) -> (PageWriter<OrderedMemory>, PageReader<O
     let frame = bytes_of(FRAMES) - FRAMES as usize * PAGE;
     let seen = [STATE, SIZE, HEADS, HEADS + 8, frame, frame + 8];
     let memory = OrderedMemory::new(&HashMap::new(), seen);
-    let client = memory.of_client();
-    let mut pages = PageWriter::in_memory(memory, FRAMES);
+    let client = memory.share_with_client();
+    let mut pages = PageWriter::from_memory(memory, FRAMES);
     pages.write_page(0, &page(first));
     pages.open(size);
-    (pages, PageReader::in_memory(client, FRAMES))
+    (pages, PageReader::from_memory(client, FRAMES))
 }
 
 fn page(words: [u64; 2]) -> [u8; PAGE] {
@@ -367,11 +367,11 @@ const NAME: VersionedItem<'static> = VersionedItem::Name(1, b"name");
 fn versions(
     things: &[VersionedItem<'_>],
 ) -> (VersionWriter<OrderedMemory>, VersionReader<OrderedMemory>) {
-    let place = OrderedMemory::unseen();
-    VersionWriter::in_memory(place.clone()).begin(things.iter().copied());
+    let place = OrderedMemory::new_unseen();
+    VersionWriter::from_memory(place.clone()).begin(things.iter().copied());
     let memory = OrderedMemory::new(&HashMap::new(), place.words().into_keys());
-    let client = memory.of_client();
-    (VersionWriter::in_memory(memory), VersionReader::in_memory(client))
+    let client = memory.share_with_client();
+    (VersionWriter::from_memory(memory), VersionReader::from_memory(client))
 }
 
 /// Two clients change one item, each another bit, and a third one keeps the value that it read.
@@ -413,14 +413,14 @@ const SLOT: usize = 256;
 const TAGS: usize = 4096;
 const SLOTS: usize = 266_240;
 
-fn found(ino: u64, version: u64) -> FoundName {
+fn make_found(ino: u64, version: u64) -> FoundName {
     let attributes = AttributeStamp { version: 4, at: 0 };
     let told = NameVersions { name: version, rights: 0, attributes };
-    FoundName { told, open_to_all: true, inode: Some((ino, attributes_of(ino))) }
+    FoundName { told, open_to_all: true, inode: Some((ino, make_attributes(ino))) }
 }
 
 /// Attributes that begin with a number.
-fn attributes_of(number: u64) -> [u8; ATTRIBUTES] {
+fn make_attributes(number: u64) -> [u8; ATTRIBUTES] {
     let mut all = [0; ATTRIBUTES];
     all[..8].copy_from_slice(&number.to_ne_bytes());
     all
@@ -441,47 +441,48 @@ fn names(
 ) -> (NameWriter<OrderedMemory>, NameReader<OrderedMemory>) {
     let slot = SLOTS + *place as usize * SLOT;
     let memory = OrderedMemory::new(words, [SEQUENCE].into_iter().chain(seen).map(|at| slot + at));
-    let client = memory.of_client();
-    (NameWriter::in_memory(memory), NameReader::in_memory(client))
+    let client = memory.share_with_client();
+    (NameWriter::from_memory(memory), NameReader::from_memory(client))
 }
 
 /// The words of memory in which `ino` has the name that has the place.
-fn told(ino: u64) -> (HashMap<usize, u64>, u32) {
-    let memory = OrderedMemory::unseen();
-    let (place, _) = NameWriter::in_memory(memory.clone()).publish(1, b"name", &found(ino, 0));
+fn list_words(ino: u64) -> (HashMap<usize, u64>, u32) {
+    let memory = OrderedMemory::new_unseen();
+    let (place, _) =
+        NameWriter::from_memory(memory.clone()).publish(1, b"name", &make_found(ino, 0));
     (memory.words(), place)
 }
 
 #[test]
 fn a_name_is_found_whole_while_it_is_told_anew() {
-    let before = told(1);
+    let before = list_words(1);
     let place = before.1;
     check(move || {
         let (names, reader) = names(&before, [INO, NAME_VERSION, BEGIN]);
-        let server = thread::spawn(move || names.publish(1, b"name", &found(2, 3)));
+        let server = thread::spawn(move || names.publish(1, b"name", &make_found(2, 3)));
         let seen = reader.find(1, b"name");
-        assert!([None, Some(found(1, 0)), Some(found(2, 3))].contains(&seen), "{seen:?}");
+        assert!([None, Some(make_found(1, 0)), Some(make_found(2, 3))].contains(&seen), "{seen:?}");
         assert_eq!(server.join().unwrap(), (place, 1));
-        assert_eq!(reader.find(1, b"name"), Some(found(2, 3)));
+        assert_eq!(reader.find(1, b"name"), Some(make_found(2, 3)));
     });
 }
 
 #[test]
 fn attributes_that_are_told_anew_have_their_version() {
-    let before = told(1);
+    let before = list_words(1);
     let place = before.1;
     check(move || {
         let (names, reader) = names(&before, [INO, VERSION, BEGIN]);
         let moment = AttributeStamp { version: 50, at: 0 };
         let server = thread::spawn(move || {
-            names.publish_attributes(place, 9, moment, &attributes_of(9));
-            names.publish_attributes(place, 1, moment, &attributes_of(5));
+            names.publish_attributes(place, 9, moment, &make_attributes(9));
+            names.publish_attributes(place, 1, moment, &make_attributes(5));
         });
-        let NameVersions { name, rights, .. } = found(1, 0).told;
+        let NameVersions { name, rights, .. } = make_found(1, 0).told;
         let told = NameVersions { name, rights, attributes: moment };
-        let new = FoundName { told, inode: Some((1, attributes_of(5))), ..found(1, 0) };
+        let new = FoundName { told, inode: Some((1, make_attributes(5))), ..make_found(1, 0) };
         let seen = reader.find(1, b"name");
-        assert!([None, Some(found(1, 0)), Some(new)].contains(&seen), "{seen:?}");
+        assert!([None, Some(make_found(1, 0)), Some(new)].contains(&seen), "{seen:?}");
         server.join().unwrap();
         assert_eq!(reader.find(1, b"name"), Some(new));
     });
@@ -493,11 +494,11 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     let text = |number: u64| format!("{number:08}");
     let full = (TAGS..SLOTS).step_by(8).map(|at| (at, u64::MAX)).collect();
     let memory = OrderedMemory::new(&full, []);
-    let all = NameWriter::in_memory(memory.clone());
+    let all = NameWriter::from_memory(memory.clone());
     let (before, former, taker) = (1..)
         .find_map(|ino| {
             let words = memory.words();
-            let (place, former) = all.publish(1, text(ino).as_bytes(), &found(ino, 0));
+            let (place, former) = all.publish(1, text(ino).as_bytes(), &make_found(ino, 0));
             (former != 0).then_some(((words, place), former, ino))
         })
         .unwrap();
@@ -505,12 +506,12 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     check(move || {
         let (names, reader) = names(&before, [INO, BEGIN, TEXT]);
         let server =
-            thread::spawn(move || names.publish(1, text(taker).as_bytes(), &found(taker, 0)));
+            thread::spawn(move || names.publish(1, text(taker).as_bytes(), &make_found(taker, 0)));
         let seen = reader.find(1, text(former).as_bytes());
-        assert!(seen.is_none() || seen == Some(found(former, 0)), "{seen:?}");
+        assert!(seen.is_none() || seen == Some(make_found(former, 0)), "{seen:?}");
         assert_eq!(server.join().unwrap(), (place, former));
         assert_eq!(reader.find(1, text(former).as_bytes()), None);
-        assert_eq!(reader.find(1, text(taker).as_bytes()), Some(found(taker, 0)));
+        assert_eq!(reader.find(1, text(taker).as_bytes()), Some(make_found(taker, 0)));
     });
 }
 
@@ -518,7 +519,7 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
 /// version stays.
 #[test]
 fn no_name_holds_after_a_change_of_it_that_was_answered() {
-    let before = told(1);
+    let before = list_words(1);
     check(move || {
         let (names, reader) = names(&before, [INO, NAME_VERSION, BEGIN]);
         let (versions, now) = versions(&[NAME]);
@@ -538,7 +539,7 @@ fn no_name_holds_after_a_change_of_it_that_was_answered() {
         let tells = thread::spawn(move || {
             if let Some(version) = other.version_of(NAME) {
                 let ino = leads_to.load(Ordering::Acquire);
-                names.publish(1, b"name", &found(ino, version));
+                names.publish(1, b"name", &make_found(ino, version));
             }
         });
         let least = answered.load(Ordering::Acquire);

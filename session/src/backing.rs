@@ -93,7 +93,7 @@ impl BackingFiles {
 
     fn register(&self, ino: Ino, backing: &BackingFile) -> Option<i32> {
         let id = match backing.without_fsetid {
-            true => without_fsetid(|| register(&self.device, &backing.fd)),
+            true => run_without_fsetid(|| register(&self.device, &backing.fd)),
             false => register(&self.device, &backing.fd),
         };
         id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
@@ -163,7 +163,7 @@ impl BackingFiles {
 
 /// Runs `register` while this thread lacks `CAP_FSETID`. Fails with `EPERM` if the thread cannot give the capability
 /// up.
-fn without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
+fn run_without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
     let own = capabilities(None).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
     if !own.effective.contains(CapabilitySet::FSETID) {
         return register();

@@ -74,19 +74,19 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
         notify,
         negotiated,
         &options,
-        SessionPeer::Kernel(nothing()),
+        SessionPeer::Kernel(open_nothing()),
     ))
 }
 
 /// A descriptor that leads nowhere.
-fn nothing() -> Arc<OwnedFd> {
+fn open_nothing() -> Arc<OwnedFd> {
     let file = std::fs::File::open("/dev/null").expect("/dev/null can be opened");
     Arc::new(file.into())
 }
 
 struct FuzzedInterrupt;
 impl InterruptCheck for FuzzedInterrupt {
-    fn interrupted(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         false
     }
 }
@@ -138,7 +138,7 @@ impl RequestReply for FuzzedReply {
     fn send_data(&mut self) -> Result<()> {
         self.answer(self.filled)
     }
-    fn piped(&mut self) -> &mut dyn WriteSource {
+    fn write_source(&mut self) -> &mut dyn WriteSource {
         unreachable!("nothing is in a pipe")
     }
     fn defer(&mut self, _: DeferredKind) -> Box<dyn DeferredReply> {
@@ -239,7 +239,7 @@ impl NullFs {
         Ok(entry)
     }
 
-    fn opened(&self) -> OpenReply {
+    fn make_open_reply(&self) -> OpenReply {
         OpenReply { no_flush: self.next() & 1 == 0, ..OpenReply::new(Fh(self.next())) }
     }
 }
@@ -313,7 +313,7 @@ impl FileSystem for NullFs {
         self.chance(|| Xattr::Value(vec![0; (self.next() % 65536) as usize]))
     }
     fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
-        self.chance(|| self.opened())
+        self.chance(|| self.make_open_reply())
     }
     fn create(
         &self,
@@ -323,7 +323,7 @@ impl FileSystem for NullFs {
         _: &NewNode<'_>,
         _: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
-        Ok((self.entry()?, self.opened()))
+        Ok((self.entry()?, self.make_open_reply()))
     }
     fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
         out.put_zeros(self.next() as usize % (1 << 20))?;
@@ -374,7 +374,7 @@ impl FileSystem for NullFs {
         self.chance(|| Some(request.lock).filter(|lock| lock.typ != LockType::Unlock))
     }
     fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> {
-        self.chance(|| self.opened())
+        self.chance(|| self.make_open_reply())
     }
     fn readdir(&self, _: &Context<'_>, _: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let name = [b'n'; 255];

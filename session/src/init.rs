@@ -58,7 +58,7 @@ impl NegotiatedInit {
     }
 
     /// Returns the reason why requests travel over the device, unless they travel over rings.
-    pub(crate) fn without_rings(&self) -> Option<&'static str> {
+    pub(crate) fn ring_refusal(&self) -> Option<&'static str> {
         let decision = self.decisions.iter().find(|decision| decision.bit == FUSE_OVER_IO_URING)?;
         (!decision.used).then_some(decision.reason)
     }
@@ -187,7 +187,7 @@ pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
 }
 
 fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecision> {
-    let wishes = wishes(caps, options);
+    let wishes = list_requested(caps, options);
     let decision = |&(name, bit, wanted, reason): &(&'static str, u64, bool, &'static str)| {
         let (used, reason) = match (wanted, offered & bit != 0, options.disabled & bit != 0) {
             (true, _, true) => (false, "switched off by an option"),
@@ -206,7 +206,7 @@ const ENABLE_IO_URING: &str = "the kernel does not offer it: with Linux 6.14, \
 
 /// Returns the name of every bit, true if this session requests it, and the reason.
 #[rustfmt::skip]
-fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
+fn list_requested(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
     let locks = takes_locks(caps, options);
     let acl = caps.posix_acl && options.default_permissions;
     let splice = options.splice != crate::SpliceLimits::NEVER;

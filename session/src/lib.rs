@@ -2,7 +2,7 @@
 //!
 //! A session begins with INIT and serves one client until it ends the connection. The client is the
 //! kernel, over /dev/fuse or over io_uring ([`Session::start`]), or a process in its place, over any
-//! [`RequestSource`] ([`Session::over`]). A session has threads that receive requests ([`Session`] starts them),
+//! [`RequestSource`] ([`Session::start_on`]). A session has threads that receive requests ([`Session`] starts them),
 //! and a dispatcher with one short function for each operation.
 //!
 //! This crate does not mount (`frontends/fuse`), does not listen (`frontends/socket`), does not check the

@@ -66,7 +66,7 @@ impl KernelNotify {
     }
 
     /// The answer to the RETRIEVE that was sent as `unique`.
-    pub(crate) fn retrieved(&self, unique: u64, data: Vec<u8>) {
+    pub(crate) fn deliver_retrieved(&self, unique: u64, data: Vec<u8>) {
         if let Some(done) = self.lock().remove(&unique) {
             done(Ok(data));
         }
@@ -80,7 +80,7 @@ impl KernelNotify {
         }
     }
 
-    fn since(&self, minor: u32) -> Result<()> {
+    fn check_minor(&self, minor: u32) -> Result<()> {
         if self.minor >= minor { Ok(()) } else { Err(Errno::ENOSYS) }
     }
 
@@ -99,13 +99,13 @@ impl Notify for KernelNotify {
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
         // Before 7.38 the flag was padding: the kernel would drop the name, which is more than requested.
         if expire_only {
-            self.since(38)?;
+            self.check_minor(38)?;
         }
         let (parent, name) = (parent.0, name.as_bytes());
         self.send(&Notification::InvalEntry { parent, name, expire_only }, &[])
     }
 
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
         let name = name.as_bytes();
         self.send(&Notification::Delete { parent: parent.0, child: child.0, name }, &[])
     }
@@ -135,14 +135,14 @@ impl Notify for KernelNotify {
     }
 
     fn increment_epoch(&self) -> Result<()> {
-        self.since(44)?;
+        self.check_minor(44)?;
         self.send(&Notification::IncEpoch, &[])
     }
 
     /// fuse_notify_inc_epoch of the kernel's `fs/fuse/inode.c` increments a number, and fuse_reverse_inval_inode another one;
     /// both have happened when write(2) returns.
     fn drops_at_once(&self) -> bool {
-        self.recalls.is_some() && self.since(44).is_ok()
+        self.recalls.is_some() && self.check_minor(44).is_ok()
     }
 
     fn reads_own_pages(&self) -> bool {
@@ -150,7 +150,7 @@ impl Notify for KernelNotify {
     }
 
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
-        self.since(45)?;
+        self.check_minor(45)?;
         let nodeids: Vec<u64> = inodes.iter().map(|ino| ino.0).collect();
         self.send(&Notification::Prune { nodeids: &nodeids }, &[])
     }

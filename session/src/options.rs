@@ -112,7 +112,7 @@ pub struct SessionOptions {
     /// may not see. Of no meaning for clients of a socket.
     pub groups: Option<GroupSource>,
     /// The interrupt of a request ends the system call in which its handler waits, by a signal (`EINTR`). Without it, only
-    /// [`Context::interrupted`](defuse_fs::Context::interrupted) reports an interrupt.
+    /// [`Context::is_interrupted`](defuse_fs::Context::is_interrupted) reports an interrupt.
     pub signals: bool,
     /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
     pub disabled: u64,

@@ -122,7 +122,7 @@ impl Session {
     /// # Errors
     ///
     /// The errors of [`start`](Session::start).
-    pub fn over(
+    pub fn start_on(
         line: Arc<dyn RequestSource>,
         fs: Arc<dyn FileSystem>,
         options: &SessionOptions,
@@ -145,7 +145,7 @@ impl Session {
         let is_kernel = matches!(peer, SessionPeer::Kernel(_));
         let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, is_kernel));
         let origin = Origin::new();
-        fs.attached(origin, Arc::clone(&notify) as Arc<dyn Notify>);
+        fs.attach(origin, Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
             let dispatcher = Dispatcher::new(
                 (Arc::clone(&fs), origin),
@@ -182,7 +182,7 @@ impl Session {
     }
 
     /// The agreement with the kernel.
-    pub fn negotiated(&self) -> &NegotiatedInit {
+    pub fn negotiated_init(&self) -> &NegotiatedInit {
         &self.shared.dispatcher.negotiated
     }
 
@@ -224,7 +224,7 @@ impl Session {
             log::warn!("some handlers have not returned after the end of the session");
         }
         let Dispatcher { fs, origin, .. } = &*self.shared.dispatcher;
-        let detached = catch_unwind(AssertUnwindSafe(|| fs.detached(*origin)));
+        let detached = catch_unwind(AssertUnwindSafe(|| fs.detach(*origin)));
         self.shared.view.end();
         SessionEnd { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
     }
@@ -236,7 +236,7 @@ impl Session {
 pub struct SessionEnd {
     /// All handlers have returned.
     pub clean: bool,
-    /// The result of [`FileSystem::detached`]: an error means that acknowledged data could not be made durable. `EIO`
+    /// The result of [`FileSystem::detach`]: an error means that acknowledged data could not be made durable. `EIO`
     /// after a panic.
     pub durable: Result<()>,
 }
@@ -475,7 +475,7 @@ impl SessionShared {
         // The first worker belongs to the session itself.
         let is_further = self.pool.counts().live > 1;
         let Some(taken) = self.take_thread(is_further) else {
-            self.pool.spawn_failed();
+            self.pool.record_spawn_failure();
             return false;
         };
         let shared = Arc::clone(self);
@@ -488,7 +488,7 @@ impl SessionShared {
         });
         if let Err(errno) = started {
             log::warn!("no further worker: {errno}");
-            self.pool.spawn_failed();
+            self.pool.record_spawn_failure();
         }
         started.is_ok()
     }
@@ -540,7 +540,7 @@ impl SessionShared {
     }
 
     /// Records a backlog at `now`: more requests arrived at once than a worker could handle.
-    pub(crate) fn saw_backlog(&self, now: ClockMoment) {
+    pub(crate) fn record_backlog(&self, now: ClockMoment) {
         self.backlog_ns.store(self.begun.ns_until(now), Ordering::Relaxed);
     }
 
@@ -601,14 +601,14 @@ impl SessionShared {
     }
 
     /// Allows more workers, because all are stuck while requests wait. True if this has changed the limit.
-    pub(crate) fn stretch(&self) -> bool {
-        let stretches = self.further > 0 && !self.pool.is_stretched();
+    pub(crate) fn raise_limit(&self) -> bool {
+        let stretches = self.further > 0 && !self.pool.has_extra();
         if stretches {
             STUCK.warn(|| {
                 let most = self.pool.max() + self.further;
                 format!("all workers wait: there may be {most}, and calls of one user hold a part")
             });
-            self.pool.stretch(self.further);
+            self.pool.set_extra(self.further);
         }
         stretches
     }
@@ -620,7 +620,7 @@ impl SessionShared {
             request.body,
             RequestBody::Release(_) | RequestBody::Releasedir(_) | RequestBody::Destroy
         );
-        self.pool.is_stretched() && !ends && !self.threads_now().may_hold_one_more(request.uid)
+        self.pool.has_extra() && !ends && !self.threads_now().may_hold_one_more(request.uid)
     }
 
     /// A request waits for others of its user. Beyond the limit it is refused.
@@ -631,7 +631,7 @@ impl SessionShared {
             return request.refuse(Errno::EAGAIN);
         }
         // Either this sees the interrupt, or `interrupt` sees the request that waits.
-        if self.slots.was_early(unique) {
+        if self.slots.is_early(unique) {
             self.interrupt_held_back(unique);
         }
     }
@@ -646,13 +646,14 @@ impl SessionShared {
     }
 
     /// Copies a request that waits without a thread.
-    pub(crate) fn aside(
+    pub(crate) fn set_aside(
         &self,
         unique: u64,
         bytes: Vec<u8>,
         port: Arc<dyn RequestPort>,
     ) -> set_aside::QueuedRequest {
-        let (has_room, _queued) = (self.has_room_aside(), self.dispatcher.queued(bytes.len()));
+        let (has_room, _queued) =
+            (self.has_room_aside(), self.dispatcher.count_queued(bytes.len()));
         set_aside::QueuedRequest { unique, bytes, port, interrupted: false, has_room, _queued }
     }
 
@@ -705,7 +706,7 @@ impl SessionShared {
     fn snapshot(&self) -> StatsSnapshot {
         let mut snapshot = self.dispatcher.recorder.snapshot();
         let counts = self.pool.counts();
-        let held_back = self.bulkhead.waiting() + self.fair.waiting();
+        let held_back = self.bulkhead.count_waiting() + self.fair.count_waiting();
         let gauges = [
             ("workers", counts.live as u64),
             ("workers_idle", counts.idle as u64),
@@ -848,7 +849,7 @@ fn handshake(
         match negotiate(&kernel, &caps, &options) {
             Ok((out, mut negotiated)) => {
                 let plan = plan.map_err(|reason| negotiated.refuse_rings(reason)).ok().flatten();
-                if let Some(reason) = negotiated.without_rings()
+                if let Some(reason) = negotiated.ring_refusal()
                     && options.io_uring == IoUring::Required
                 {
                     let _ = reply.send_errno(Errno::EPROTO.raw());

@@ -54,11 +54,11 @@ impl UserShare {
     /// Returns the share of a user without sessions.
     pub fn new(limits: ShareLimits) -> UserShare {
         UserShare {
-            workers: LimitedCount::up_to(limits.workers),
-            senders: LimitedCount::up_to(limits.senders),
-            unsent_bytes: LimitedCount::up_to(limits.unsent_bytes),
-            queued_bytes: LimitedCount::up_to(limits.queued_bytes),
-            descriptors: LimitedCount::up_to(limits.descriptors),
+            workers: LimitedCount::with_limit(limits.workers),
+            senders: LimitedCount::with_limit(limits.senders),
+            unsent_bytes: LimitedCount::with_limit(limits.unsent_bytes),
+            queued_bytes: LimitedCount::with_limit(limits.queued_bytes),
+            descriptors: LimitedCount::with_limit(limits.descriptors),
         }
     }
 }
@@ -71,7 +71,7 @@ pub struct LimitedCount {
 }
 
 impl LimitedCount {
-    fn up_to(most: usize) -> Arc<LimitedCount> {
+    fn with_limit(most: usize) -> Arc<LimitedCount> {
         Arc::new(LimitedCount { now: AtomicUsize::new(0), most })
     }
 
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_more_than_the_limit_and_everything_comes_back() {
-        let count = LimitedCount::up_to(3);
+        let count = LimitedCount::with_limit(3);
         let (first, second) = (count.take(2), count.take(1));
         assert!(first.is_some() && second.is_some() && count.take(1).is_none());
         assert!(!count.has_room() && count.take(usize::MAX).is_none());

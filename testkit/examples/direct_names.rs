@@ -29,12 +29,10 @@ impl FileSystem for WalkedMemory {
 fn main() {
     let count = std::env::args().nth(1).map_or(1_000_000, |text| text.parse().expect("a number"));
     let options = || defuse_memory::MemoryOptions { inodes: None, ..Default::default() };
-    let resolves = through_the_client(Arc::new(MemoryFileSystem::new(options())), count);
-    let walks = through_the_client(
-        Arc::new(WalkedMemory { inner: MemoryFileSystem::new(options()) }),
-        count,
-    );
-    let alone = alone(&MemoryFileSystem::new(options()), count);
+    let resolves = measure_client(Arc::new(MemoryFileSystem::new(options())), count);
+    let walks =
+        measure_client(Arc::new(WalkedMemory { inner: MemoryFileSystem::new(options()) }), count);
+    let alone = measure_alone(&MemoryFileSystem::new(options()), count);
     println!("{count} names, ns of CPU a call   client   walking   file system alone");
     for (index, (name, ns)) in resolves.iter().enumerate() {
         let other = alone.get(index).map_or(String::new(), |ns| format!("{ns:.0}"));
@@ -57,13 +55,13 @@ fn time(count: usize, run: impl FnMut(usize)) -> f64 {
 }
 
 /// A permutation of the numbers below `count`.
-fn shuffled(count: usize) -> Vec<u32> {
+fn shuffle(count: usize) -> Vec<u32> {
     let mut order: Vec<_> = (0..count as u32).collect();
     fastrand::Rng::with_seed(7).shuffle(&mut order);
     order
 }
 
-fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static str, f64)> {
+fn measure_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static str, f64)> {
     let client = DirectClient::new(ClientOptions::default());
     client.mount(b"m:", fs, &ClientMountArgs::default()).expect("mount");
     let task =
@@ -71,7 +69,7 @@ fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static st
     client.mkdir(&task, WalkStart::Cwd, b"m:/dir", 0o755).expect("mkdir");
     let paths: Vec<_> = (0..count).map(path).collect();
     let missing: Vec<_> = (0..count).map(|number| path(number) + "x").collect();
-    let order = shuffled(count);
+    let order = shuffle(count);
     let open = |path: &str, flags| {
         let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
         let file = client.open(&task, WalkStart::Cwd, path.as_bytes(), how).expect("open");
@@ -106,11 +104,11 @@ fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static st
 }
 
 /// The calls of the file system that the client makes, in the same order.
-fn alone(fs: &dyn FileSystem, count: usize) -> Vec<f64> {
+fn measure_alone(fs: &dyn FileSystem, count: usize) -> Vec<f64> {
     let cx = Context::new(Caller { uid: 1000, gid: 1000, pid: 1 });
     let paths: Vec<_> = (0..count).map(path).collect();
     let missing: Vec<_> = (0..count).map(|number| path(number) + "x").collect();
-    let order = shuffled(count);
+    let order = shuffle(count);
     let node = |kind, mode| NewNode::new(kind, mode, cx.caller);
     let dir = Name::new(b"dir").expect("a name");
     let dir = fs.mkdir(&cx, Ino::ROOT, dir, &node(FileKind::Directory, 0o755)).expect("mkdir").ino;

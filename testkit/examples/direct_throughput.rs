@@ -99,7 +99,7 @@ fn main() {
         let file = client.open(&task, WalkStart::Cwd, &path, how).expect("open");
         targets.push(direct(name, &client, &task, file));
     }
-    let mount = match mounted::why_not() {
+    let mount = match mounted::unavailable_reason() {
         None => ServedMount::new(OsStr::new("memory:"), dir.path(), &["-o", "direct_io"]).ok(),
         Some(_) => None,
     };

@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let dir =
         std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: direct_tour DIRECTORY")?;
     let client = DirectClient::new(ClientOptions::default());
-    let tour = Arc::new(DirectTour { client, task: ClientTask::of_this_process()? });
+    let tour = Arc::new(DirectTour { client, task: ClientTask::for_this_process()? });
     // The threads belong to the program, so their credentials must be restored.
     let options =
         PassthroughOptions { credentials: CredentialsPolicy::Restore, ..Default::default() };

@@ -20,5 +20,5 @@ fn main() -> ExitCode {
     };
     let report = posix::run(Path::new(dir), filter);
     println!("\n{report}");
-    if report.failed().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if report.failed_cases().is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

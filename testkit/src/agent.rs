@@ -26,7 +26,7 @@ impl FileAgent {
     /// The errors of the operation, and `InvalidInput` for words that are none.
     pub fn run(&self, words: &[&str]) -> io::Result<String> {
         match words {
-            ["stat", path] => Ok(attributes(&fs::symlink_metadata(path)?)),
+            ["stat", path] => Ok(format_attributes(&fs::symlink_metadata(path)?)),
             ["list", path] => list(path),
             ["readlink", path] => Ok(fs::read_link(path)?.display().to_string()),
             ["read", path] => data(&File::open(path)?),
@@ -52,19 +52,20 @@ impl FileAgent {
                 inode(&file)
             }
             ["chmod", path, mode] => {
-                let mode = u32::from_str_radix(mode, 8).map_err(|_| no_operation(mode))?;
-                said(fs::set_permissions(path, Permissions::from_mode(mode)))
+                let mode =
+                    u32::from_str_radix(mode, 8).map_err(|_| unknown_operation_error(mode))?;
+                format_result(fs::set_permissions(path, Permissions::from_mode(mode)))
             }
-            ["unlink", path] => said(fs::remove_file(path)),
-            ["rmdir", path] => said(fs::remove_dir(path)),
-            ["rename", from, to] => said(fs::rename(from, to)),
-            ["link", from, to] => said(fs::hard_link(from, to)),
-            ["symlink", text, path] => said(symlink(text, path)),
-            ["mkdir", path] => said(DirBuilder::new().mode(0o700).create(path)),
+            ["unlink", path] => format_result(fs::remove_file(path)),
+            ["rmdir", path] => format_result(fs::remove_dir(path)),
+            ["rename", from, to] => format_result(fs::rename(from, to)),
+            ["link", from, to] => format_result(fs::hard_link(from, to)),
+            ["symlink", text, path] => format_result(symlink(text, path)),
+            ["mkdir", path] => format_result(DirBuilder::new().mode(0o700).create(path)),
             ["hold", id, path] => {
                 let file = File::open(path)?;
                 let inode = inode(&file)?;
-                self.held().insert((*id).to_owned(), Arc::new(file));
+                self.lock_files().insert((*id).to_owned(), Arc::new(file));
                 Ok(inode)
             }
             ["lock", id, path] => {
@@ -72,12 +73,14 @@ impl FileAgent {
                 // By the C library, because a run does not replace system calls of programs that are executed later.
                 sys::lock(&file, LockCommand::Set, FcntlLockType::Write, 0, 0)?;
                 let inode = inode(&file)?;
-                self.held().insert((*id).to_owned(), Arc::new(file));
+                self.lock_files().insert((*id).to_owned(), Arc::new(file));
                 Ok(inode)
             }
             ["held", id] => data(&*self.find(id)?),
-            ["release", id] => said(self.held().remove(*id).map(drop).ok_or_else(no_file)),
-            _ => Err(no_operation(&words.join(" "))),
+            ["release", id] => format_result(
+                self.lock_files().remove(*id).map(drop).ok_or_else(missing_file_error),
+            ),
+            _ => Err(unknown_operation_error(&words.join(" "))),
         }
     }
 
@@ -100,10 +103,10 @@ impl FileAgent {
     }
 
     fn find(&self, id: &str) -> io::Result<Arc<File>> {
-        self.held().get(id).cloned().ok_or_else(no_file)
+        self.lock_files().get(id).cloned().ok_or_else(missing_file_error)
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<String, Arc<File>>> {
+    fn lock_files(&self) -> MutexGuard<'_, HashMap<String, Arc<File>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -137,8 +140,8 @@ fn inode(file: &File) -> io::Result<String> {
 }
 
 /// Inode, kind, mode, size and number of names.
-fn attributes(found: &Metadata) -> String {
-    let (mode, kind) = (found.mode() & 0o7777, letter(found.file_type()));
+fn format_attributes(found: &Metadata) -> String {
+    let (mode, kind) = (found.mode() & 0o7777, kind_letter(found.file_type()));
     format!("{} {kind} {mode:o} {} {}", found.ino(), found.size(), found.nlink())
 }
 
@@ -159,14 +162,14 @@ fn data(file: &File) -> io::Result<String> {
 fn list(path: &str) -> io::Result<String> {
     let entry = |entry: io::Result<fs::DirEntry>| {
         let entry = entry?;
-        let kind = letter(entry.file_type()?);
+        let kind = kind_letter(entry.file_type()?);
         Ok(format!("{}:{}:{kind}", entry.file_name().display(), entry.ino()))
     };
     let entries: io::Result<Vec<String>> = fs::read_dir(path)?.map(entry).collect();
     Ok(entries?.join(" "))
 }
 
-fn letter(kind: fs::FileType) -> char {
+fn kind_letter(kind: fs::FileType) -> char {
     match kind {
         kind if kind.is_file() => 'f',
         kind if kind.is_dir() => 'd',
@@ -176,19 +179,19 @@ fn letter(kind: fs::FileType) -> char {
     }
 }
 
-fn said(done: io::Result<()>) -> io::Result<String> {
+fn format_result(done: io::Result<()>) -> io::Result<String> {
     done.map(|()| String::new())
 }
 
 fn number(word: &str) -> io::Result<u64> {
-    word.parse().map_err(|_| no_operation(word))
+    word.parse().map_err(|_| unknown_operation_error(word))
 }
 
-fn no_operation(text: &str) -> io::Error {
+fn unknown_operation_error(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{text:?} is no operation"))
 }
 
-fn no_file() -> io::Error {
+fn missing_file_error() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)
 }
 

@@ -123,7 +123,7 @@ pub struct ModuleResult {
 }
 
 impl ModuleResult {
-    fn of(output: &Output) -> Result<ModuleResult> {
+    fn from_output(output: &Output) -> Result<ModuleResult> {
         let said = String::from_utf8_lossy(&output.stderr);
         let ran = said.lines().find_map(|line| line.strip_prefix("Ran "));
         let ran = ran.and_then(|rest| rest.split(' ').next()?.parse().ok());
@@ -145,7 +145,7 @@ impl ModuleResult {
 pub fn python_tests(python: &str, module: &str, at: ProgramPlace<'_>) -> Result<ModuleResult> {
     let module = format!("test.{module}");
     // The slowest takes a minute on an idle machine.
-    ModuleResult::of(&run(at, 900, &[python, "-m", "unittest", &module])?)
+    ModuleResult::from_output(&run(at, 900, &[python, "-m", "unittest", &module])?)
         .with_context(|| module.clone())
 }
 
@@ -227,12 +227,12 @@ mod tests {
             "..F\nFAIL: test_a (test.test_os.A)\n----\nERROR: test_b (x)\nRan 7 tests in 1s\n";
         let status = std::process::ExitStatus::from_raw(256);
         let output = Output { status, stdout: Vec::new(), stderr: said.into() };
-        let tests = ModuleResult::of(&output).unwrap();
+        let tests = ModuleResult::from_output(&output).unwrap();
         let failed = ["test_a (test.test_os.A)", "test_b (x)"].map(str::to_owned);
         assert_eq!(tests, ModuleResult { ran: 7, failed: failed.into() });
         let status = std::process::ExitStatus::from_raw(11);
         let output = Output { status, stdout: Vec::new(), stderr: "test_a ... ".into() };
-        let error = format!("{:#}", ModuleResult::of(&output).unwrap_err());
+        let error = format!("{:#}", ModuleResult::from_output(&output).unwrap_err());
         assert!(error.contains("signal: 11") && error.contains("test_a"), "{error}");
     }
 

@@ -35,7 +35,7 @@ pub use defuse_measure::{cluster, gluster};
 pub struct DirectDocument;
 
 /// A count of requests, once it stays the same for 20 ms: a server counts a request after its answer.
-pub fn settled(count: impl Fn() -> u64) -> u64 {
+pub fn await_settled(count: impl Fn() -> u64) -> u64 {
     let mut last = count();
     loop {
         std::thread::sleep(std::time::Duration::from_millis(20));

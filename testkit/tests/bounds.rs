@@ -51,7 +51,7 @@ impl GatedMemory {
         Arc::new(GatedMemory { inner, submits, is_open: Mutex::default(), opened: Condvar::new() })
     }
 
-    fn let_all_go(&self) {
+    fn release_all(&self) {
         *self.is_open.lock().unwrap() = true;
         self.opened.notify_all();
     }
@@ -100,7 +100,7 @@ fn with_server(
         scope.spawn(|| server.run());
         let attack = || run(&server, path.as_ref());
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attack));
-        fs.let_all_go();
+        fs.release_all();
         server.shut_down();
         if let Err(panic) = done {
             std::panic::resume_unwind(panic);
@@ -113,15 +113,15 @@ fn connect(path: &Path, uid: u32) -> std::result::Result<RemoteClient, RemoteErr
 }
 
 /// A connection on which INIT was sent and answered.
-fn answered(path: &Path, uid: u32) -> OwnedFd {
-    let socket = raw::begun(path, uid);
+fn connect_answered(path: &Path, uid: u32) -> OwnedFd {
+    let socket = raw::connect_and_init(path, uid);
     let (len, _) = rustix::net::recv(&socket, &mut [0; 256][..], RecvFlags::empty()).unwrap();
     assert!(len > 16, "INIT was not answered");
     socket
 }
 
 /// Makes a file and finds it.
-fn works(client: &RemoteClient, uid: u32, text: &str) -> Entry {
+fn check_works(client: &RemoteClient, uid: u32, text: &str) -> Entry {
     let cx = Context::new(Caller { uid, gid: uid, pid: 1 });
     let name = Name::new(text.as_bytes()).unwrap();
     let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
@@ -130,7 +130,7 @@ fn works(client: &RemoteClient, uid: u32, text: &str) -> Entry {
 }
 
 /// The threads of this process that serve connections.
-fn serving_threads() -> usize {
+fn count_serving_threads() -> usize {
     const NAMES: [&str; 4] = ["defuse-worker", "defuse-peer", "defuse-helper", "defuse-unsent"];
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -138,7 +138,7 @@ fn serving_threads() -> usize {
 }
 
 /// The number when it has not changed for a while.
-fn settled(count: impl Fn() -> usize) -> usize {
+fn await_settled(count: impl Fn() -> usize) -> usize {
     let (mut last, mut since) = (count(), Instant::now());
     let until = Instant::now() + PATIENCE;
     while since.elapsed() < Duration::from_millis(500) && Instant::now() < until {
@@ -176,7 +176,7 @@ fn the_threads_of_one_user_are_few_however_many_connections_wait() {
         ServerOptions { shares, max_connections_of_user: CONNECTIONS, ..ServerOptions::default() };
     with_server(&fs, options, |server, path| {
         let sockets: Vec<OwnedFd> =
-            as_user(USER, || (0..CONNECTIONS).map(|_| raw::begun(path, USER)).collect());
+            as_user(USER, || (0..CONNECTIONS).map(|_| raw::connect_and_init(path, USER)).collect());
         for number in 0..20 {
             assert!(sockets.iter().all(|socket| send(socket, STATFS, 4 + 2 * number, &[])));
         }
@@ -185,14 +185,14 @@ fn the_threads_of_one_user_are_few_however_many_connections_wait() {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Two threads for each connection: its worker, and the thread that waits for its end.
-        let threads = settled(serving_threads);
+        let threads = await_settled(count_serving_threads);
         assert!(
             (CONNECTIONS..=2 * CONNECTIONS + FURTHER + 10).contains(&threads),
             "{threads} threads"
         );
         // Another user has threads of its own.
         let other = connect(path, OTHER).unwrap();
-        assert_eq!(works(&other, OTHER, "works").attr.uid, OTHER);
+        assert_eq!(check_works(&other, OTHER, "works").attr.uid, OTHER);
         let full = connect(path, USER).err();
         assert!(matches!(full, Some(RemoteError::UserIsFull)), "{full:?}");
     });
@@ -209,19 +209,19 @@ fn a_user_that_reads_no_answers_takes_little_memory_by_all_its_connections() {
     let shares = ShareLimits { unsent_bytes: 256 << 10, senders: 6, ..ShareLimits::default() };
     with_server(&fs, ServerOptions { shares, ..ServerOptions::default() }, |_, path| {
         let sockets: Vec<OwnedFd> =
-            as_user(USER, || (0..CONNECTIONS).map(|_| raw::begun(path, USER)).collect());
+            as_user(USER, || (0..CONNECTIONS).map(|_| raw::connect_and_init(path, USER)).collect());
         // All of them would have room for this: 20,000 answers of 80 bytes each are less than 16 MiB.
         for number in 0..20_000 {
             for socket in &sockets {
                 let _ = send(socket, SYNCFS, 4 + 2 * number, &[0; 8]);
             }
         }
-        let gone = settled(|| sockets.iter().filter(|socket| is_gone(socket)).count());
+        let gone = await_settled(|| sockets.iter().filter(|socket| is_gone(socket)).count());
         assert!(gone >= CONNECTIONS - 6, "{gone} connections have ended");
         let other = connect(path, OTHER).unwrap();
-        works(&other, OTHER, "works");
+        check_works(&other, OTHER, "works");
         // The user itself is served again, when it reads.
-        works(&connect(path, USER).unwrap(), USER, "reads");
+        check_works(&connect(path, USER).unwrap(), USER, "reads");
     });
 }
 
@@ -278,7 +278,7 @@ fn copies_of_a_large_connection_hold_up_no_new_ones() {
         let ask = || (0..COPIES / ASKERS).for_each(|_| drop(large.inheritance().unwrap()));
         let connections = std::thread::scope(|scope| {
             let copies: Vec<_> = (0..ASKERS).map(|_| scope.spawn(|| as_user(USER, ask))).collect();
-            let others = || as_user(OTHER, || drop(answered(path, OTHER)));
+            let others = || as_user(OTHER, || drop(connect_answered(path, OTHER)));
             std::iter::repeat_with(others)
                 .take_while(|()| !copies.iter().all(|asker| asker.is_finished()))
                 .count()

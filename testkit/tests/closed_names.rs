@@ -28,7 +28,7 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-fn of(uid: u32) -> Context<'static> {
+fn make_context(uid: u32) -> Context<'static> {
     Context::new(Caller { uid, gid: uid, pid: 1 })
 }
 
@@ -46,7 +46,7 @@ impl ClosedTree {
     fn new(perm: u32) -> ClosedTree {
         let memory = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
         let fs = VersionedFileSystem::wrap(Arc::new(memory)).unwrap();
-        let root = of(0);
+        let root = make_context(0);
         let make = |parent, text, perm| {
             let node = NewNode::new(FileKind::Directory, perm, root.caller);
             fs.mkdir(&root, parent, name(text), &node).unwrap().ino
@@ -75,16 +75,16 @@ impl ClosedTree {
     fn walk(&self, client: &DynConnection) -> Result<Option<Ino>> {
         let mut last = None;
         let path = NormalPath::new(b"above/dir/file").unwrap();
-        client.walk_steps(&of(USER), Ino::ROOT, path, |step| last = Some(step.ino))?;
+        client.walk_steps(&make_context(USER), Ino::ROOT, path, |step| last = Some(step.ino))?;
         Ok(last)
     }
 
     fn open(&self, client: &DynConnection, ino: Ino) -> Result<Fh> {
-        client.open(&of(USER), ino, OpenArgs::default()).map(|opened| opened.fh)
+        client.open(&make_context(USER), ino, OpenArgs::default()).map(|opened| opened.fh)
     }
 
     fn set(&self, ino: Ino, set: SetAttr) {
-        self.fs.setattr(&of(0), ino, None, &set).unwrap();
+        self.fs.setattr(&make_context(0), ino, None, &set).unwrap();
     }
 
     fn chmod(&self, ino: Ino, perm: u32) {
@@ -105,7 +105,7 @@ impl ClosedTree {
             list.extend(entry(tag, perm, NOBODY));
         }
         let acl = XattrName::new(b"system.posix_acl_access").unwrap();
-        self.fs.setxattr(&of(0), ino, acl, &list, SetXattrFlags::default()).unwrap();
+        self.fs.setxattr(&make_context(0), ino, acl, &list, SetXattrFlags::default()).unwrap();
     }
 }
 
@@ -122,11 +122,11 @@ const CLOSES: [(&str, ClosingChange); 7] = [
     ("the access list of a directory above", |tree| tree.list(tree.above, false)),
     ("its name", |tree| {
         let (from, to) = ((tree.dir, name("file")), (tree.closed, name("file")));
-        tree.fs.rename(&of(0), from, to, RenameFlags::default()).unwrap();
+        tree.fs.rename(&make_context(0), from, to, RenameFlags::default()).unwrap();
     }),
     ("the name of its directory", |tree| {
         let (from, to) = ((tree.above, name("dir")), (tree.closed, name("dir")));
-        tree.fs.rename(&of(0), from, to, RenameFlags::default()).unwrap();
+        tree.fs.rename(&make_context(0), from, to, RenameFlags::default()).unwrap();
     }),
 ];
 
@@ -157,14 +157,14 @@ fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
         let fh = tree.open(&holds, tree.file).unwrap();
         close(&tree);
         for client in [&tree.client(), &unused] {
-            let cx = of(USER);
+            let cx = make_context(USER);
             assert_eq!(tree.open(client, tree.file), Err(Errno::ESTALE), "{text}");
             assert_eq!(client.getattr(&cx, tree.file, None), Err(Errno::ESTALE), "{text}");
             assert_eq!(client.getattr(&cx, tree.file, Some(fh)), Err(Errno::ESTALE), "{text}");
             assert_ne!(tree.walk(client), Ok(Some(tree.file)), "{text}");
         }
         // An open file stays open.
-        assert!(holds.getattr(&of(USER), tree.file, Some(fh)).is_ok(), "{text}");
+        assert!(holds.getattr(&make_context(USER), tree.file, Some(fh)).is_ok(), "{text}");
     }
 }
 
@@ -200,10 +200,10 @@ fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() 
         tree.walk(&told).unwrap();
         let fh = tree.open(&told, tree.file).unwrap();
         close(&tree);
-        let (client, cx) = (tree.client(), of(USER));
+        let (client, cx) = (tree.client(), make_context(USER));
         let file = File { ino: tree.file, fh };
         assert!(client.may_read(&cx, file).is_err(), "{text}");
-        assert!(client.whole(&cx, file, 100).is_none(), "{text}");
+        assert!(client.read_whole(&cx, file, 100).is_none(), "{text}");
         let flags = OpenFlags(0);
         let wanted = WantedFiles { from: 0, flags, most: 8, most_bytes: 100 };
         for dir in [tree.dir, tree.closed] {
@@ -254,7 +254,7 @@ impl FileSystem for ClosingFileSystem {
         if self.dir.get() == Some(&ino) && self.is_armed.swap(false, Ordering::SeqCst) {
             let fs = self.this.get().and_then(Weak::upgrade).unwrap();
             let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
-            fs.setattr(&of(0), ino, None, &set).unwrap();
+            fs.setattr(&make_context(0), ino, None, &set).unwrap();
         }
         attr
     }
@@ -273,7 +273,7 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
         });
         let fs = VersionedFileSystem::wrap(Arc::clone(&closes) as Arc<dyn FileSystem>).unwrap();
         closes.this.set(Arc::downgrade(&fs)).unwrap();
-        let root = of(0);
+        let root = make_context(0);
         let node = NewNode::new(FileKind::Directory, 0o755, root.caller);
         let dir = fs.mkdir(&root, Ino::ROOT, name("dir"), &node).unwrap().ino;
         closes.dir.set(dir).unwrap();
@@ -288,21 +288,21 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
             client
         };
         let (first, path) = (client(), NormalPath::new(b"dir").unwrap());
-        first.walk_steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
+        first.walk_steps(&make_context(USER), Ino::ROOT, path, |_| ()).unwrap();
         closes.is_armed.store(true, Ordering::SeqCst);
         match lists {
             true => {
-                first.names(&of(USER), dir, 10, |_, _| true).unwrap();
+                first.names(&make_context(USER), dir, 10, |_, _| true).unwrap();
                 first.share_names();
             }
             false => {
                 let path = NormalPath::new(b"dir/file").unwrap();
-                first.walk_steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
+                first.walk_steps(&make_context(USER), Ino::ROOT, path, |_| ()).unwrap();
             }
         }
         assert!(!closes.is_armed.load(Ordering::SeqCst), "the directory was closed meanwhile");
         let next = client();
-        assert_eq!(next.getattr(&of(USER), file, None), Err(Errno::ESTALE));
+        assert_eq!(next.getattr(&make_context(USER), file, None), Err(Errno::ESTALE));
         let reader = NameReader::from_fd(next.shared_names().unwrap()).unwrap();
         let told = reader.find(dir.0, b"file");
         let rights = fs.names(next.credentials()).unwrap().rights(dir);

@@ -40,12 +40,12 @@ impl Drop for CompoundServer {
     }
 }
 
-fn served_with(options: MemoryOptions) -> CompoundServer {
-    served_by(options, ServerOptions::default())
+fn serve_with(options: MemoryOptions) -> CompoundServer {
+    serve_by(options, ServerOptions::default())
 }
 
 /// Starts a server like [`served_with`], with further options of the server.
-fn served_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
+fn serve_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
     let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(options))).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let dir = TempDir::with_prefix("defuse-compound-").unwrap();
@@ -57,8 +57,8 @@ fn served_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
     CompoundServer { server, path, thread, _dir: dir }
 }
 
-fn served() -> CompoundServer {
-    served_with(MemoryOptions::default())
+fn serve() -> CompoundServer {
+    serve_with(MemoryOptions::default())
 }
 
 /// A program with a connection of its own.
@@ -87,7 +87,7 @@ fn task(uid: u32) -> ClientTask {
 }
 
 /// The requests on files that the server has counted, by their kinds, links of chains among them.
-fn counted(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
+fn count_requests(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
     let of_files = |name: &&str| !matches!(*name, "SETUPMAPPING" | "DESTROY" | "INIT");
     let ops = served.server.snapshot().ops;
     let all = ops.iter().map(|op| (op.op.name(), op.latency.count));
@@ -95,11 +95,11 @@ fn counted(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
 }
 
 /// The requests that the server has handled so far: it counts them soon after the answers.
-fn handled(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
-    let mut last = counted(served);
+fn count_handled(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
+    let mut last = count_requests(served);
     loop {
         std::thread::sleep(Duration::from_millis(50));
-        let now = counted(served);
+        let now = count_requests(served);
         if now == last {
             return now;
         }
@@ -108,13 +108,13 @@ fn handled(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
 }
 
 /// Waits until the server has handled `expected` since it had handled `before`: it counts a request after the answer. Nothing else may come.
-fn handles(
+fn await_handled(
     served: &CompoundServer,
     before: &BTreeMap<&'static str, u64>,
     expected: &[(&'static str, u64)],
 ) {
     let since = || {
-        let all = counted(served).into_iter();
+        let all = count_requests(served).into_iter();
         let all = all.map(|(op, count)| (op, count - before.get(op).copied().unwrap_or(0)));
         all.filter(|(_, count)| *count > 0).collect::<Vec<_>>()
     };
@@ -135,26 +135,26 @@ fn errno<T>(result: Result<T, CallError>) -> Errno {
 
 #[test]
 fn an_unknown_path_is_opened_and_read_by_one_message() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let maker = CompoundProgram::new(&served);
     maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
     maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d/e", 0o755).unwrap();
     maker.client.create_with(&root, WalkStart::Cwd, b"a:/d/e/file", 0o644, b"contents").unwrap();
     let program = CompoundProgram::new(&served);
-    let before = handled(&served);
+    let before = count_handled(&served);
     let file =
         program.client.open(&root, WalkStart::Cwd, b"a:/d/e/file", OpenHow::default()).unwrap();
     let mut bytes = [0; 20];
     assert_eq!(program.client.pread(&root, &file, &mut bytes, 0), Ok(8));
     assert_eq!(&bytes[..8], b"contents");
     // One message with two requests.
-    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
+    await_handled(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
     // A missing file is not opened. The server learns of the read before, which has changed an access time.
-    let before = handled(&served);
+    let before = count_handled(&served);
     let open = program.client.open(&root, WalkStart::Cwd, b"a:/d/none", OpenHow::default());
     assert_eq!(errno(open), Errno::ENOENT);
-    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
+    await_handled(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
 }
 
 /// A lane carries whole chains: otherwise each of their requests would be one, or they would go over the socket.
@@ -162,7 +162,7 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
 fn a_chain_is_one_request_of_a_lane() {
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, ..ServerOptions::default() };
-    let served = served_by(MemoryOptions::default(), options);
+    let served = serve_by(MemoryOptions::default(), options);
     let root = task(0);
     let maker = CompoundProgram::new(&served);
     maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
@@ -174,24 +174,24 @@ fn a_chain_is_one_request_of_a_lane() {
     client.mount(b"a:", Arc::clone(&remote) as _, &ClientMountArgs::default()).unwrap();
     let by_lanes = || remote.lane_counts().unwrap().requests;
     for (path, data) in [(&b"a:/one"[..], &b"contents"[..]), (b"a:/two", &[7; 30_000])] {
-        let before = (handled(&served), by_lanes());
+        let before = (count_handled(&served), by_lanes());
         client.create_with(&root, WalkStart::Cwd, path, 0o644, data).unwrap();
         let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
-        handles(&served, &before.0, &all);
+        await_handled(&served, &before.0, &all);
         assert_eq!(by_lanes(), before.1 + 1);
     }
-    let before = (handled(&served), by_lanes());
+    let before = (count_handled(&served), by_lanes());
     let file = client.open(&root, WalkStart::Cwd, b"a:/d/file", OpenHow::default()).unwrap();
     let mut bytes = [0; 20_001];
     assert_eq!(client.pread(&root, &file, &mut bytes, 0), Ok(20_000));
     assert!(bytes[..20_000] == [9; 20_000]);
-    handles(&served, &before.0, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
+    await_handled(&served, &before.0, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
     assert_eq!(by_lanes(), before.1 + 1);
 }
 
 #[test]
 fn a_changed_file_is_read_anew_after_an_open_by_a_chain() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let (writer, reader) = (CompoundProgram::new(&served), CompoundProgram::new(&served));
     writer.client.create_with(&root, WalkStart::Cwd, b"a:/file", 0o644, b"before").unwrap();
@@ -208,17 +208,17 @@ fn a_changed_file_is_read_anew_after_an_open_by_a_chain() {
 
 #[test]
 fn a_file_that_the_caller_may_not_open_is_released() {
-    let served = served();
+    let served = serve();
     let maker = CompoundProgram::new(&served);
     maker.client.create_with(&task(0), WalkStart::Cwd, b"a:/secret", 0o600, b"secret").unwrap();
     maker.client.symlink(&task(0), b"secret", WalkStart::Cwd, b"a:/link").unwrap();
     maker.client.mkdir(&task(0), WalkStart::Cwd, b"a:/dir", 0o755).unwrap();
     // The process is root, for the server, and its task is not.
     let program = CompoundProgram::new(&served);
-    let before = handled(&served);
+    let before = count_handled(&served);
     let open = program.client.open(&task(1000), WalkStart::Cwd, b"a:/secret", OpenHow::default());
     assert_eq!(errno(open), Errno::EACCES);
-    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1), ("RELEASE", 1)]);
+    await_handled(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1), ("RELEASE", 1)]);
     // Directories and links are opened in their own ways.
     for path in [&b"a:/dir"[..], b"a:/link"] {
         program.client.open(&task(0), WalkStart::Cwd, path, OpenHow::default()).unwrap();
@@ -228,16 +228,16 @@ fn a_file_that_the_caller_may_not_open_is_released() {
 
 #[test]
 fn a_file_is_created_with_its_contents_by_one_message() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let program = CompoundProgram::new(&served);
     for (path, data) in [(&b"a:/empty"[..], &b""[..]), (b"a:/file", b"contents")] {
         let create =
             |client: &DirectClient| client.create_with(&root, WalkStart::Cwd, path, 0o640, data);
-        let before = handled(&served);
+        let before = count_handled(&served);
         create(&program.client).unwrap();
         let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
-        handles(&served, &before, &all[..if data.is_empty() { 4 } else { 5 }]);
+        await_handled(&served, &before, &all[..if data.is_empty() { 4 } else { 5 }]);
         assert_eq!(errno(create(&program.client)), Errno::EEXIST);
         let stat = program.client.stat(&root, WalkStart::Cwd, path, true).unwrap();
         assert_eq!((stat.attr.size, stat.attr.perm), (data.len() as u64, 0o640));
@@ -260,7 +260,7 @@ fn a_file_is_created_with_its_contents_by_one_message() {
 
 #[test]
 fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
-    let served = served_with(MemoryOptions { size: Some(1 << 20), ..MemoryOptions::default() });
+    let served = serve_with(MemoryOptions { size: Some(1 << 20), ..MemoryOptions::default() });
     let root = task(0);
     let program = CompoundProgram::new(&served);
     let some = vec![7; 60_000];
@@ -276,7 +276,7 @@ fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
     assert_eq!(error, Errno::ENOSPC);
     drop(program);
     // A file that was written in part was opened once more, for the rest.
-    let all = handled(&served);
+    let all = count_handled(&served);
     let count = |op| all.get(op).copied().unwrap_or(0);
     assert_eq!(count("RELEASE"), count("CREATE") + count("OPEN"));
 }
@@ -291,7 +291,7 @@ fn names(entries: &[DirEntry]) -> Vec<&str> {
 
 #[test]
 fn a_small_directory_is_opened_and_listed_by_one_message() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let maker = CompoundProgram::new(&served);
     let create = |path: &str| {
@@ -306,11 +306,11 @@ fn a_small_directory_is_opened_and_listed_by_one_message() {
     program.client.stat(&root, WalkStart::Cwd, b"a:/d", true).unwrap();
     program.client.stat(&root, WalkStart::Cwd, b"a:/empty", true).unwrap();
     for (path, expected) in [(&b"a:/empty"[..], &[][..]), (b"a:/d", &["one", "three", "two"])] {
-        let before = handled(&served);
+        let before = count_handled(&served);
         let dir = open(path);
         let all = program.client.read_dir(&root, &dir).unwrap();
         assert_eq!(names(&all), expected);
-        handles(&served, &before, &[("COMPOUND", 1), ("OPENDIR", 1), ("READDIR", 2)]);
+        await_handled(&served, &before, &[("COMPOUND", 1), ("OPENDIR", 1), ("READDIR", 2)]);
         // From each position on, and from the beginning.
         for (at, entry) in all.iter().enumerate() {
             program.client.seek_dir(&dir, entry.next).unwrap();
@@ -331,7 +331,7 @@ fn a_small_directory_is_opened_and_listed_by_one_message() {
 
 #[test]
 fn a_large_directory_is_listed_whole() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let maker = CompoundProgram::new(&served);
     maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
@@ -352,13 +352,13 @@ fn a_large_directory_is_listed_whole() {
 
 #[test]
 fn who_lists_no_directories_asks_for_few_listings() {
-    let served = served();
+    let served = serve();
     let root = task(0);
     let program = CompoundProgram::new(&served);
     for _ in 0..100 {
         program.client.open(&root, WalkStart::Cwd, b"a:/", OpenHow::default()).unwrap();
     }
-    let listed = handled(&served).get("READDIR").copied().unwrap_or(0);
+    let listed = count_handled(&served).get("READDIR").copied().unwrap_or(0);
     assert!((8..=16).contains(&(listed / 2)), "{listed} parts of listings");
 }
 
@@ -400,11 +400,11 @@ fn chain(links: &[((u32, u32), &[u8])]) -> Vec<u8> {
         all.extend(*request);
         all.resize(all.len().next_multiple_of(8), 0);
     }
-    of_bytes(&all)
+    make_body(&all)
 }
 
 /// The body of COMPOUND with these bytes for links.
-fn of_bytes(links: &[u8]) -> Vec<u8> {
+fn make_body(links: &[u8]) -> Vec<u8> {
     [&[links.len() as u32, 0].map(u32::to_ne_bytes).concat(), links].concat()
 }
 
@@ -437,8 +437,8 @@ fn errors(socket: &OwnedFd, links: &[((u32, u32), &[u8])]) -> Vec<i32> {
 }
 
 /// A connection that has agreed on everything.
-fn agreed(served: &CompoundServer) -> OwnedFd {
-    let socket = raw::begun_with(&served.path, 0, u32::MAX);
+fn connect_agreed(served: &CompoundServer) -> OwnedFd {
+    let socket = raw::connect_and_init_with(&served.path, 0, u32::MAX);
     let mut room = [0; 4096];
     rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
     socket
@@ -446,13 +446,13 @@ fn agreed(served: &CompoundServer) -> OwnedFd {
 
 #[test]
 fn hostile_chains_are_refused_and_do_nothing() {
-    let served = served();
+    let served = serve();
     let lookup = request(LOOKUP, 1, b"none\0");
     let plain = ((0, 0), &lookup[..]);
     // A client that has not agreed on chains, like a kernel, has none.
-    let stranger = raw::begun(&served.path, 0);
+    let stranger = raw::connect_and_init(&served.path, 0);
     assert_eq!(ask(&stranger, 0, COMPOUND, &chain(&[plain])).0, Errno::ENOSYS.raw());
-    let socket = agreed(&served);
+    let socket = connect_agreed(&served);
     assert_eq!(errors(&socket, &[plain]), [Errno::ENOENT.raw()]);
     // Not as a part of another one: chains, and what has no answer, or one at another time or with a descriptor.
     for (opcode, body) in [
@@ -503,10 +503,10 @@ fn hostile_chains_are_refused_and_do_nothing() {
     let later = chain(&[((INODE, 1), &open), plain]);
     let cut = chain(&[plain]);
     for body in [
-        of_bytes(&[]),
-        of_bytes(&[0; 7]),
-        of_bytes(&[0xff; 64]),
-        of_bytes(&cut[8..cut.len() - 8]),
+        make_body(&[]),
+        make_body(&[0; 7]),
+        make_body(&[0xff; 64]),
+        make_body(&cut[8..cut.len() - 8]),
         chain(&many),
         itself,
         later,
@@ -520,7 +520,7 @@ fn hostile_chains_are_refused_and_do_nothing() {
 
 #[test]
 fn links_act_for_the_caller_of_the_chain_whatever_they_say() {
-    let served = served();
+    let served = serve();
     let program = CompoundProgram::new(&served);
     program.client.chmod(&task(0), WalkStart::Cwd, b"a:/", 0o777, true).unwrap();
     let create = request(
@@ -528,7 +528,7 @@ fn links_act_for_the_caller_of_the_chain_whatever_they_say() {
         1,
         &[&[1, 0o100644, 0, 0].map(u32::to_ne_bytes).concat()[..], b"new\0"].concat(),
     );
-    let (error, body) = ask(&agreed(&served), 1000, COMPOUND, &chain(&[((0, 0), &create)]));
+    let (error, body) = ask(&connect_agreed(&served), 1000, COMPOUND, &chain(&[((0, 0), &create)]));
     assert_eq!((error, &body[4..8]), (0, &[0; 4][..]));
     let stat = program.client.stat(&task(0), WalkStart::Cwd, b"a:/new", true).unwrap();
     assert_eq!((stat.attr.uid, stat.attr.gid), (1000, 1000));

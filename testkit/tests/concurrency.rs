@@ -43,13 +43,13 @@ impl OverlapWatcher {
         })
     }
 
-    fn opened(&self, opened: OpenReply) -> OpenReply {
+    fn record_open(&self, opened: OpenReply) -> OpenReply {
         let fh = Fh(self.next.fetch_add(1, Ordering::SeqCst));
         self.open.lock().unwrap().insert(fh, 0);
         OpenReply { fh, ..opened }
     }
 
-    fn inside<T>(&self, fh: Fh, call: impl FnOnce() -> T) -> T {
+    fn run_inside<T>(&self, fh: Fh, call: impl FnOnce() -> T) -> T {
         let count = |change: isize| match self.open.lock().unwrap().get_mut(&fh) {
             Some(count) => *count = count.wrapping_add_signed(change),
             None => _ = self.wrong.fetch_add(1, Ordering::SeqCst),
@@ -83,7 +83,7 @@ impl FileSystem for OverlapWatcher {
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
-        Ok(self.opened(FileSystem::open(&self.inner, cx, ino, args)?))
+        Ok(self.record_open(FileSystem::open(&self.inner, cx, ino, args)?))
     }
 
     fn create(
@@ -95,7 +95,7 @@ impl FileSystem for OverlapWatcher {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = FileSystem::create(&self.inner, cx, parent, name, node, args)?;
-        Ok((entry, self.opened(opened)))
+        Ok((entry, self.record_open(opened)))
     }
 
     fn read(
@@ -105,7 +105,7 @@ impl FileSystem for OverlapWatcher {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.inside(file.fh, || {
+        self.run_inside(file.fh, || {
             self.meet();
             FileSystem::read(&self.inner, cx, file, args, out)
         })
@@ -118,7 +118,7 @@ impl FileSystem for OverlapWatcher {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        self.inside(file.fh, || FileSystem::write(&self.inner, cx, file, args, data))
+        self.run_inside(file.fh, || FileSystem::write(&self.inner, cx, file, args, data))
     }
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
@@ -132,7 +132,7 @@ impl FileSystem for OverlapWatcher {
 
 #[test]
 fn calls_on_one_open_file_arrive_at_the_same_time() {
-    ways::each(OverlapWatcher::new, |way, fs, open| {
+    ways::run_on_each(OverlapWatcher::new, |way, fs, open| {
         let file = open();
         assert_eq!(file.pwrite(b"text", 0), 4);
         *fs.meeting.lock().unwrap() = (AT_ONCE, 0);
@@ -150,7 +150,7 @@ fn calls_on_one_open_file_arrive_at_the_same_time() {
 
 #[test]
 fn an_open_file_is_released_once_and_after_its_last_call() {
-    ways::each(OverlapWatcher::new, |way, fs, open| {
+    ways::run_on_each(OverlapWatcher::new, |way, fs, open| {
         const ROUNDS: usize = 30;
         for _ in 0..ROUNDS {
             let file = open();

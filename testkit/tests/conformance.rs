@@ -9,7 +9,7 @@ use defuse_testkit::suites::{CONFIGS, ConformanceSuite, StageConfig, exclusions,
 /// One test, because the suites share two processors and one set of tools.
 #[test]
 fn no_case_fails_that_passes_on_native_ext4() {
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }

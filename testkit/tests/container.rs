@@ -52,7 +52,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Runs a line in each container. It must succeed and print `expected`, which is the last line of its output.
-fn works_everywhere(line: &str, expected: &str) {
+fn run_everywhere(line: &str, expected: &str) {
     for (name, container) in containers() {
         let Some(output) = run(&container, line) else { continue };
         let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -62,7 +62,7 @@ fn works_everywhere(line: &str, expected: &str) {
 }
 
 /// Runs a line in a container. It must fail with one error of the program, which has `expected` in it.
-fn says(container: &ContainerSpec, line: &str, expected: &str) {
+fn expect_error(container: &ContainerSpec, line: &str, expected: &str) {
     let Some(output) = run(container, line) else { return };
     let err = text(&output.stderr);
     assert!(matches!(output.status.code(), Some(1..=125)), "{line}: {:?}: {err}", output.status);
@@ -89,14 +89,14 @@ fn a_container_is_one() {
 fn images_are_made_checked_enlarged_and_shown_in_containers() {
     let line = "defuse mkfs uhs new --size 20M && defuse fsck new && defuse grow new --size 24M && \
                 defuse fsck --repair new && defuse dump new > dump && echo done";
-    works_everywhere(line, "done");
+    run_everywhere(line, "done");
 }
 
 #[test]
 fn programs_run_on_an_image_in_containers_and_a_line_says_that_there_is_no_ring() {
     let line = "defuse run --mount /x=uhs:img -- sh -c 'echo text > /x/f; cp /x/f /x/g; sync; cat /x/g' && \
                 defuse fsck img > checked && defuse run --mount /x=uhs:img -- cat /x/f";
-    works_everywhere(line, "text");
+    run_everywhere(line, "text");
     let Some(output) = run(&ContainerSpec::USUAL, line) else { return };
     let err = text(&output.stderr);
     let notes = err.lines().filter(|line| line.contains("img: io_uring is refused here"));
@@ -109,10 +109,10 @@ fn programs_run_on_other_file_systems_in_containers() {
         let line = format!(
             "defuse run --mount /x={source} -- sh -c 'echo text > /x/f; mv /x/f /x/g; tr e a < /x/g'"
         );
-        works_everywhere(&line, "taxt");
+        run_everywhere(&line, "taxt");
     }
     let line = "defuse run --dispatch --mount /x=memory: -- sh -c 'echo text > /x/f; cat /x/f'";
-    works_everywhere(line, "text");
+    run_everywhere(line, "text");
 }
 
 #[test]
@@ -123,13 +123,13 @@ fn servers_serve_in_containers_and_say_if_they_are_not_registered() {
             "defuse serve {shared} {source} sock && \
              defuse run --mount /x={way}:sock -- sh -c 'echo text > /x/f; cat /x/f'"
         );
-        works_everywhere(&line, "text");
+        run_everywhere(&line, "text");
         let Some(output) = run(&ContainerSpec::USUAL, &line) else { return };
         let err = text(&output.stderr);
         assert!(err.contains("the server is not registered") && err.contains("kill "), "{err}");
     }
     let line = "export DEFUSE_RUNTIME_DIR=$PWD/run; defuse serve memory: sock && defuse list | grep -c sock";
-    works_everywhere(line, "1");
+    run_everywhere(line, "1");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn commands_that_need_nothing_work_in_containers() {
         "defuse help mount > out && echo done",
     ] {
         let expected = if line.contains("man") { "defuse.1" } else { "done" };
-        works_everywhere(line, expected);
+        run_everywhere(line, expected);
     }
 }
 
@@ -152,15 +152,15 @@ fn commands_that_need_more_say_what_a_container_lacks() {
     let usual = ContainerSpec::USUAL;
     for source in ["uhs:img", "passthrough:src", "memory:"] {
         let line = format!("defuse mount {source} mnt");
-        says(&usual, &line, "pass the device into this container (--device /dev/fuse)");
+        expect_error(&usual, &line, "pass the device into this container (--device /dev/fuse)");
         let device = ContainerSpec { devices: "fuse", ..usual.clone() };
-        says(&device, &line, "--cap-add SYS_ADMIN");
-        says(&ContainerSpec { is_rootless: true, ..device }, &line, "--cap-add SYS_ADMIN");
+        expect_error(&device, &line, "--cap-add SYS_ADMIN");
+        expect_error(&ContainerSpec { is_rootless: true, ..device }, &line, "--cap-add SYS_ADMIN");
     }
-    says(&usual, "defuse top --once", "run it as root with CAP_BPF and CAP_PERFMON");
-    says(&usual, "defuse umount mnt", "is not mounted: `defuse list` shows the mounts");
-    says(&usual, "defuse tune mnt", "see `defuse top --once` for what is");
-    says(&usual, "defuse study --rows 1", "");
+    expect_error(&usual, "defuse top --once", "run it as root with CAP_BPF and CAP_PERFMON");
+    expect_error(&usual, "defuse umount mnt", "is not mounted: `defuse list` shows the mounts");
+    expect_error(&usual, "defuse tune mnt", "see `defuse top --once` for what is");
+    expect_error(&usual, "defuse study --rows 1", "");
 }
 
 /// The error was "Resource temporarily unavailable", and a run reported that the server may have refused the user.
@@ -236,7 +236,7 @@ fn programs_of_people_without_fuse_work_in_containers() {
         let on = |source: &str| {
             format!("export HOME=/x; defuse run --mount /x={source} -- sh -c '{quoted}'")
         };
-        works_everywhere(&on("memory:"), "done");
+        run_everywhere(&on("memory:"), "done");
         let Some(output) = run(&ContainerSpec::USUAL, &on("uhs:img")) else { return };
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(out.lines().last(), Some("done"), "{name} on an image: {out}{err}");

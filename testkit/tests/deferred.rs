@@ -48,7 +48,7 @@ impl DelayedFileSystem {
         }
     }
 
-    fn submitted(&self) -> usize {
+    fn count_submitted(&self) -> usize {
         self.data.load(Ordering::SeqCst)
     }
 }
@@ -177,7 +177,7 @@ fn the_in_process_client_submits_what_makes_changes_durable() {
     dir.close(&task).unwrap();
 }
 
-fn served_later(refuses_calls: bool) -> (DelayedFileSystem, TestServer) {
+fn serve_later(refuses_calls: bool) -> (DelayedFileSystem, TestServer) {
     let fs = DelayedFileSystem { refuses_calls, ..DelayedFileSystem::new() };
     let served =
         TestServer::new(Arc::new(fs.clone()), ServerOptions::default(), RemoteOptions::default());
@@ -187,11 +187,11 @@ fn served_later(refuses_calls: bool) -> (DelayedFileSystem, TestServer) {
 /// A mapping is part of the data of a file, wherever operations are finished.
 #[test]
 fn submitted_operations_of_clients_see_what_others_have_mapped() {
-    let (fs, served) = served_later(false);
+    let (fs, served) = serve_later(false);
     let (one, other) = (served.client(), served.client());
     let (_, file) = create(&one, "mapped");
     write(&one, file, 0, b"before").unwrap();
-    let submitted = fs.submitted();
+    let submitted = fs.count_submitted();
     assert!(submitted > 0);
     let map = File::from(one.map(&context(), file, 0..4096, true).unwrap());
     let mapped = || {
@@ -214,20 +214,20 @@ fn submitted_operations_of_clients_see_what_others_have_mapped() {
     other.fsync(&context(), theirs, false).unwrap();
     one.unmap(&context(), file.ino).unwrap();
     assert_eq!(read(&other, theirs, 0, 6).unwrap(), b"stored");
-    assert!(fs.submitted() > submitted, "the read after the mapping was submitted");
+    assert!(fs.count_submitted() > submitted, "the read after the mapping was submitted");
 }
 
 #[test]
 fn a_file_system_that_takes_only_submissions_has_no_mappings_and_small_files_all_the_same() {
     for refuses_calls in [false, true] {
-        let (fs, served) = served_later(refuses_calls);
+        let (fs, served) = serve_later(refuses_calls);
         let client = DirectClient::new(defuse_direct::ClientOptions::default());
         client.mount(b"a:", Arc::new(served.client()), &ClientMountArgs::default()).unwrap();
         let task =
             ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
         client.create_with(&task, WalkStart::Cwd, b"a:/small", 0o644, b"contents").unwrap();
         // A chain of requests is answered at once where it may be.
-        assert_eq!(fs.submitted() > 0, refuses_calls);
+        assert_eq!(fs.count_submitted() > 0, refuses_calls);
         let file = client.open(&task, WalkStart::Cwd, b"a:/small", OpenHow::default()).unwrap();
         let mut bytes = [0; 9];
         assert_eq!(client.pread(&task, &file, &mut bytes, 0), Ok(8));

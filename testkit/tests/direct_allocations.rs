@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for ThreadAllocations {
 #[global_allocator]
 static COUNTING: ThreadAllocations = ThreadAllocations;
 
-fn taken(run: impl FnOnce()) -> u64 {
+fn count_taken(run: impl FnOnce()) -> u64 {
     let before = TAKEN.get();
     run();
     TAKEN.get() - before
@@ -47,7 +47,7 @@ fn taken(run: impl FnOnce()) -> u64 {
 #[test]
 fn reads_and_writes_allocate_nothing() {
     // Check that allocations are counted at all.
-    assert_eq!(taken(|| drop(std::hint::black_box(vec![1u8]))), 1);
+    assert_eq!(count_taken(|| drop(std::hint::black_box(vec![1u8]))), 1);
     let dir = tempfile::tempdir().unwrap();
     let options = defuse_passthrough::PassthroughOptions {
         credentials: defuse_passthrough::CredentialsPolicy::Restore,
@@ -77,6 +77,6 @@ fn reads_and_writes_allocate_nothing() {
         };
         round();
         // Enough rounds that sampled calls were timed.
-        assert_eq!(taken(|| (0..100).for_each(|_| round())), 0, "{name}");
+        assert_eq!(count_taken(|| (0..100).for_each(|_| round())), 0, "{name}");
     }
 }

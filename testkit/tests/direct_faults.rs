@@ -205,7 +205,7 @@ const CALLS: &[(&str, FaultCall)] = &[
 trait FaultBackend: FileSystem + Sized + 'static {
     fn new(place: &std::path::Path) -> Self;
     /// Number of inodes with references beside the root, and of open files.
-    fn held(&self) -> (u64, u64);
+    fn count_held(&self) -> (u64, u64);
 }
 
 impl FaultBackend for Passthrough {
@@ -213,7 +213,7 @@ impl FaultBackend for Passthrough {
         Passthrough::new(place, Default::default()).unwrap()
     }
 
-    fn held(&self) -> (u64, u64) {
+    fn count_held(&self) -> (u64, u64) {
         let stats = self.stats();
         (stats.inodes as u64 - 1, stats.open_files as u64)
     }
@@ -226,7 +226,7 @@ impl FaultBackend for MemoryFileSystem {
 
     /// An inode without a name lives as long as it is known or open. If nothing has a name, only
     /// the root may be left.
-    fn held(&self) -> (u64, u64) {
+    fn count_held(&self) -> (u64, u64) {
         let cx = Context::new(TaskCredentials::user(0, 0, &[]).caller());
         let space = self.statfs(&cx, Ino::ROOT).unwrap();
         (space.files - space.files_free - 1, 0)
@@ -270,14 +270,18 @@ fn rule(method: Method, action: FaultAction) -> FaultRule {
 
 /// Runs one call under a rule and returns its result. Panics if something leaks, or if the client's
 /// caches are wrong.
-fn one<F: FaultBackend>(what: &str, run: FaultCall, rules: &[FaultRule]) -> (Result<()>, Vec<u64>) {
+fn run_one<F: FaultBackend>(
+    what: &str,
+    run: FaultCall,
+    rules: &[FaultRule],
+) -> (Result<()>, Vec<u64>) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
     let fault = Arc::new(FaultLayer::new(F::new(place.path()), 1));
     prepare(Arc::clone(&fault) as _);
     let side = FaultSide::new(Arc::clone(&fault) as _);
     fault.set_rules(rules);
     let result = run(&side);
-    let fired = fault.fired();
+    let fired = fault.call_counts();
     fault.set_rules(&[]);
     let seen = view(&side.client, &side.task);
     let (fresh, task) = client(Arc::clone(&fault) as _);
@@ -303,24 +307,28 @@ fn one<F: FaultBackend>(what: &str, run: FaultCall, rules: &[FaultRule]) -> (Res
     // A file system that received a request to release something and did not is responsible itself.
     if !rules
         .iter()
-        .any(|rule| gives_back(rule.method) && !matches!(rule.action, FaultAction::Delay(_)))
+        .any(|rule| is_release(rule.method) && !matches!(rule.action, FaultAction::Delay(_)))
     {
-        assert_eq!(fault.inner().held(), (0, 0), "{what}: inodes and open files that are left");
+        assert_eq!(
+            fault.inner().count_held(),
+            (0, 0),
+            "{what}: inodes and open files that are left"
+        );
     }
     (result, fired)
 }
 
-fn gives_back(method: Option<Method>) -> bool {
+fn is_release(method: Option<Method>) -> bool {
     matches!(method, Some(Method::Release | Method::Releasedir))
 }
 
 /// The methods that a call uses.
-fn used<F: FaultBackend>(name: &str, run: FaultCall) -> Vec<Method> {
+fn list_used<F: FaultBackend>(name: &str, run: FaultCall) -> Vec<Method> {
     let counting: Vec<_> = Method::ALL
         .iter()
         .map(|&method| rule(method, FaultAction::Delay(Duration::ZERO)))
         .collect();
-    let (result, fired) = one::<F>(name, run, &counting);
+    let (result, fired) = run_one::<F>(name, run, &counting);
     assert_eq!(result, Ok(()), "{name} without faults");
     let fired = Method::ALL.iter().zip(fired).filter(|(_, count)| *count > 0);
     fired.map(|(method, _)| *method).collect()
@@ -328,7 +336,7 @@ fn used<F: FaultBackend>(name: &str, run: FaultCall) -> Vec<Method> {
 
 /// The expected error of the call `name` if `method` fails with `errno`. It is the same, except for
 /// errors of a file system that lacks the method, which are converted as the kernel does for FUSE.
-fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
+fn expected_result(name: &str, method: Method, errno: Errno) -> Result<()> {
     use Method::*;
     let makes = ["mkdir", "mkdirat", "mknod", "symlink", "flink", "open of a new file"];
     let seen = match (method, errno) {
@@ -362,15 +370,15 @@ fn check<F: FaultBackend>() {
     let mut wrong = BTreeMap::<String, Vec<String>>::new();
     let mut turn = 0;
     for &(name, run) in CALLS {
-        let methods = used::<F>(name, run);
+        let methods = list_used::<F>(name, run);
         for &method in &methods {
             turn += 1;
             let fails = errors_of(turn).map(|errno| (FaultAction::Fail(errno), errno));
             // A panic is an error of that call only.
             for (action, errno) in fails.chain([(FaultAction::Panic, Errno::EIO)]) {
                 let what = format!("{name}, {} fails: {action:?}", method.name());
-                let (result, _) = one::<F>(&what, run, &[rule(method, action)]);
-                if expected(name, method, errno) != result {
+                let (result, _) = run_one::<F>(&what, run, &[rule(method, action)]);
+                if expected_result(name, method, errno) != result {
                     let key = format!("{name}, {}: {result:?}", method.name());
                     wrong.entry(key).or_default().push(format!("{action:?}"));
                 }
@@ -435,7 +443,7 @@ fn a_full_table_refuses_and_files_without_a_number_are_closed() {
     drop(table);
     client.unmount(b"a:", false).unwrap();
     drop(client);
-    assert_eq!(fs.held(), (0, 0));
+    assert_eq!(fs.count_held(), (0, 0));
 }
 
 /// Threads open, read and close while one call in five fails. Each sees its own errors, and at the
@@ -446,7 +454,7 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     let fault = Arc::new(FaultLayer::new(<Passthrough as FaultBackend>::new(place.path()), 7));
     prepare(Arc::clone(&fault) as _);
     let (client, task) = client(Arc::clone(&fault) as _);
-    let methods = Method::ALL.iter().copied().map(Some).filter(|&method| !gives_back(method));
+    let methods = Method::ALL.iter().copied().map(Some).filter(|&method| !is_release(method));
     let rules = methods.flat_map(|method| {
         [FaultAction::Fail(Errno::EDQUOT), FaultAction::Panic].map(|action| FaultRule {
             method,
@@ -484,7 +492,7 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     client.unmount(b"a:", false).unwrap();
     drop(client);
     clear(Arc::clone(&fault) as _);
-    assert_eq!(fault.inner().held(), (0, 0));
+    assert_eq!(fault.inner().count_held(), (0, 0));
 }
 
 /// The file system reported nothing at its end, so an unmount succeeded whatever data it had lost.

@@ -31,7 +31,7 @@ impl MethodCounter {
         Arc::new(MethodCounter { inner, calls: Mutex::default() })
     }
 
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         _: &Context<'_>,
@@ -47,7 +47,7 @@ impl MethodCounter {
 }
 
 impl FileSystem for MethodCounter {
-    delegate!(around inner);
+    delegate!(intercept inner);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -55,7 +55,7 @@ impl FileSystem for MethodCounter {
 }
 
 impl Shortcuts for MethodCounter {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 fn client(fs: Arc<dyn FileSystem>) -> DirectClient {
@@ -190,7 +190,7 @@ fn a_resolved_path_does_not_lead_through_a_directory_that_the_user_may_not_searc
 }
 
 /// An ACL that grants everything to everyone but the user 5.
-fn without_user_5(others: u16) -> Vec<u8> {
+fn make_list_without_user_5(others: u16) -> Vec<u8> {
     let mut list = acl::VERSION.to_le_bytes().to_vec();
     let entries = [
         (acl::USER_OBJ, 7, u32::MAX),
@@ -217,13 +217,13 @@ fn the_acl_of_a_directory_and_of_a_file_restricts_a_resolved_path() {
         let (name, flags) = (b"system.posix_acl_access", SetXattrFlags::default());
         client.setxattr(&root, (WalkStart::Cwd, path, true), name, list, flags).unwrap();
     };
-    set(b"m:/dir", &without_user_5(7));
+    set(b"m:/dir", &make_list_without_user_5(7));
     assert_refused(&client, &user, "m:/dir/file");
     stat(&client, &other, "m:/dir/file").unwrap();
     client
         .removexattr(&root, (WalkStart::Cwd, b"m:/dir", true), b"system.posix_acl_access")
         .unwrap();
-    set(b"m:/dir/file", &without_user_5(7));
+    set(b"m:/dir/file", &make_list_without_user_5(7));
     stat(&client, &user, "m:/dir/file").unwrap();
     let read = |task| open(&client, task, "m:/dir/file", 0).map(drop);
     assert_eq!((read(&user), read(&other)), (REFUSED, Ok(())));

@@ -12,18 +12,18 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn exercise(suite: ConformanceSuite) {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }
     let all: Vec<&StageConfig> = CONFIGS.iter().filter(|config| suite.runs_on(config)).collect();
     let rows = run(suite, &all, true, &mut |row| println!("{row}")).unwrap();
     for row in rows {
-        assert!(row.tally.failed.is_empty(), "{row}\n{}", told(&row.tally.failed));
+        assert!(row.tally.failed.is_empty(), "{row}\n{}", format_failures(&row.tally.failed));
     }
 }
 
-fn told(failed: &[(String, String)]) -> String {
+fn format_failures(failed: &[(String, String)]) -> String {
     failed.iter().map(|(case, how)| format!("{case}: {how}\n")).collect()
 }
 

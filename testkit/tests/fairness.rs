@@ -43,7 +43,7 @@ impl LeasedMemory {
         Arc::new(LeasedMemory { inner, waits, opening, is_open, opened, blocking })
     }
 
-    fn let_all_go(&self) {
+    fn release_all(&self) {
         *self.is_open.lock().unwrap() = true;
         self.opened.notify_all();
     }
@@ -73,7 +73,7 @@ impl FileSystem for LeasedMemory {
         if ino == self.waits {
             self.opening.fetch_add(1, Ordering::SeqCst);
             let mut is_open = self.is_open.lock().unwrap();
-            while !*is_open && !cx.interrupted() {
+            while !*is_open && !cx.is_interrupted() {
                 is_open = self.opened.wait_timeout(is_open, Duration::from_millis(5)).unwrap().0;
             }
             self.opening.fetch_sub(1, Ordering::SeqCst);
@@ -94,7 +94,7 @@ fn context(uid: u32) -> Context<'static> {
 }
 
 /// Runs `call` on a thread, and fails if it does not return.
-fn within<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+fn run_within_limit<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, answer) = mpsc::channel();
     std::thread::spawn(move || send.send(call()));
     answer.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} gets no answer"))
@@ -144,7 +144,7 @@ fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
         assert!(held < CALLS, "{held} calls hold a thread");
         for uid in [OTHER, 0, OTHER] {
             let other = Arc::clone(&client);
-            let found = within("another user", move || {
+            let found = run_within_limit("another user", move || {
                 other.lookup(&context(uid), Ino::ROOT, name("free")).map(|entry| entry.attr.kind)
             });
             assert_eq!(found, Ok(FileKind::Regular));
@@ -159,7 +159,7 @@ fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(fs.opening(), held + 1);
-        fs.let_all_go();
+        fs.release_all();
         let answers = waiting.into_iter().chain([waits]).map(|call| call.join().unwrap());
         assert!(answers.into_iter().all(|answer| answer == Ok(())));
         drop(client);
@@ -214,18 +214,18 @@ fn others_go_on_while_one_user_waits(workers: Option<usize>) {
         assert!(held < CALLS, "{held} calls hold a thread");
         for uid in [OTHER, 0] {
             let path = at("free");
-            let found = within("another user", move || {
+            let found = run_within_limit("another user", move || {
                 become_user(uid);
                 std::fs::read(path)
             });
             assert_eq!(found.unwrap(), []);
         }
         assert!(gauge("requests_held_back") > 0);
-        fs.let_all_go();
+        fs.release_all();
         assert!(waiting.into_iter().all(|call| call.join().unwrap().is_ok()));
     };
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attack));
-    fs.let_all_go();
+    fs.release_all();
     let ended = std::thread::spawn(move || session.wait());
     mount::unmount(dir.path(), false).unwrap();
     assert!(ended.join().unwrap().clean);

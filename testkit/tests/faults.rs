@@ -35,7 +35,7 @@ type DirectoryTest = fn(&Path);
 /// times.
 #[test]
 fn faults_are_survived() {
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }
@@ -122,14 +122,14 @@ fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
 }
 
 /// Number of descriptors, threads and resident KiB of a process.
-fn held(pid: &str) -> (usize, usize, usize) {
+fn count_held(pid: &str) -> (usize, usize, usize) {
     let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     (count("fd"), count("task"), rss.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-fn in_process(dir: &Path, fs: Arc<dyn defuse_fs::FileSystem>) -> Session {
+fn serve_in_process(dir: &Path, fs: Arc<dyn defuse_fs::FileSystem>) -> Session {
     fs::create_dir_all(dir).unwrap();
     let mounted = mount::mount(dir, &MountOptions::default()).unwrap();
     let over_rings = std::env::var_os("DEFUSE_TRANSPORT").is_some_and(|name| name == "io_uring");
@@ -141,7 +141,7 @@ fn in_process(dir: &Path, fs: Arc<dyn defuse_fs::FileSystem>) -> Session {
 fn many_sessions_leave_nothing_behind(place: &Path) {
     let dir = place.join("mnt");
     let once = || {
-        let session = in_process(
+        let session = serve_in_process(
             &dir,
             Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default())),
         );
@@ -152,23 +152,23 @@ fn many_sessions_leave_nothing_behind(place: &Path) {
     };
     // One-time allocations are not a leak.
     (0..20).for_each(|_| once());
-    let before = held("self");
+    let before = count_held("self");
     (0..if full() { 10_000 } else { 200 }).for_each(|_| once());
-    let after = held("self");
+    let after = count_held("self");
     assert_eq!((after.0, after.1), (before.0, before.1), "descriptors and threads");
     assert!(after.2 < before.2 + 8192, "{} KiB became {} KiB", before.2, after.2);
 }
 
 fn many_mounts_leave_nothing_behind(place: &Path) {
     let source = source(place);
-    let before = held("self");
+    let before = count_held("self");
     for turn in 0..if full() { 1000 } else { 100 } {
         let what = if turn % 2 == 0 { passthrough(&source) } else { "memory:".into() };
         let mount = ServedMount::new(&what, place, &[]).unwrap();
         fs::write(mount.path().join("a"), b"content").unwrap();
         mount.end().unwrap();
     }
-    assert_eq!(held("self").0, before.0);
+    assert_eq!(count_held("self").0, before.0);
     let registry = place.join("run");
     let left: Vec<_> = fs::read_dir(&registry).map_or(Vec::new(), |dir| dir.collect());
     assert!(left.is_empty(), "{left:?} is left in the registry");
@@ -255,7 +255,7 @@ fn errors_of_the_file_system_arrive_and_end(place: &Path) {
     let dir = place.join("mnt");
     let memory = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
     let fault = Arc::new(FaultLayer::new(memory, 1));
-    let session = in_process(&dir, Arc::clone(&fault) as Arc<dyn defuse_fs::FileSystem>);
+    let session = serve_in_process(&dir, Arc::clone(&fault) as Arc<dyn defuse_fs::FileSystem>);
     let rule = |method, errno| FaultRule {
         method: Some(method),
         when: FaultTrigger::Always,
@@ -295,7 +295,7 @@ fn running_out_of_descriptors_is_survived(place: &Path) {
     (0..500).for_each(|number| fs::write(source.join(format!("f{number}")), b"content").unwrap());
     let few = ["prlimit", "--nofile=64:64"];
     for args in [&[][..], &["-o", "handles=off"]] {
-        let mount = ServedMount::under(&few, &passthrough(&source), place, args).unwrap();
+        let mount = ServedMount::mount_under(&few, &passthrough(&source), place, args).unwrap();
         let mut open = Vec::new();
         let error = (0..500).find_map(|number| {
             let file = File::open(mount.path().join(format!("f{number}")));
@@ -333,9 +333,9 @@ fn many_inodes_need_few_descriptors_and_little_memory(place: &Path) {
         (0..per_dir).for_each(|file| drop(File::create(path.join(format!("f{file}"))).unwrap()));
     }
     let few = ["prlimit", "--nofile=1024:1024"];
-    let mount = ServedMount::under(&few, &passthrough(lower.path()), place, &[]).unwrap();
+    let mount = ServedMount::mount_under(&few, &passthrough(lower.path()), place, &[]).unwrap();
     let pid = mount.pid().to_string();
-    let (before, begun) = (held(&pid), Instant::now());
+    let (before, begun) = (count_held(&pid), Instant::now());
     let (mut seen, mut most) = (0, 0);
     for dir in fs::read_dir(mount.path()).unwrap() {
         let dir = dir.unwrap();
@@ -346,9 +346,9 @@ fn many_inodes_need_few_descriptors_and_little_memory(place: &Path) {
             assert_eq!(file.unwrap().metadata().unwrap().len(), 0);
             seen += 1;
         }
-        most = most.max(held(&pid).0);
+        most = most.max(count_held(&pid).0);
     }
-    let (took, after) = (begun.elapsed(), held(&pid));
+    let (took, after) = (begun.elapsed(), count_held(&pid));
     assert_eq!(seen, files);
     assert!(most <= 1024);
     let per_inode = (after.2 - before.2) * 1024 / files;

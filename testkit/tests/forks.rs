@@ -13,7 +13,7 @@ use defuse_direct::{
 };
 use defuse_fs::{Errno, FileSystem};
 use defuse_memory::MemoryFileSystem;
-use defuse_testkit::posix::in_child;
+use defuse_testkit::posix::run_in_child;
 use defuse_uhs::Uhs;
 
 const CREATE: u32 = (libc::O_RDWR | libc::O_CREAT) as u32;
@@ -73,7 +73,7 @@ fn a_child_is_refused_by_a_file_system_on_a_device_and_its_parent_goes_on() {
         side.put("m:/kept", "kept").unwrap();
         assert_eq!(side.size("m:/kept"), Ok(4), "{name}");
         let refused = CallError::Errno(Errno::ENOTCONN);
-        let status = in_child(|| {
+        let status = run_in_child(|| {
             assert_eq!(side.put("m:/new", "new"), Err(refused.clone()));
             // It was cached.
             assert_eq!(side.size("m:/kept"), Err(refused.clone()));
@@ -95,7 +95,7 @@ fn a_child_has_a_copy_of_files_in_memory() {
     let side =
         ForkSide::new(Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default())));
     side.put("m:/kept", "kept").unwrap();
-    let status = in_child(|| {
+    let status = run_in_child(|| {
         side.put("m:/kept", "changed").unwrap();
         u8::from(side.size("m:/kept") != Ok(7))
     });
@@ -108,7 +108,7 @@ fn a_child_has_no_queue_of_its_parent() {
     let queue = JobQueue::<u8>::new(QueueOptions::default()).unwrap();
     queue.submit(1, Box::new(|| 1), None).unwrap();
     assert_eq!(queue.collect(1, 1, None).map(|all| all.len()), Ok(1));
-    let status = in_child(|| {
+    let status = run_in_child(|| {
         let refused = [
             queue.submit(2, Box::new(|| 2), None),
             queue.collect(1, 1, None).map(drop),

@@ -41,7 +41,7 @@ impl Notify for NotificationRecorder {
     fn invalidate_entry(&self, _: Ino, _: Name<'_>, _: bool) -> Result<()> {
         panic!("it may wait for an operation");
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         panic!("it may wait for an operation");
     }
     defuse_fs::caches_no_data!();
@@ -121,7 +121,7 @@ impl FrontendTree {
     fn new(fs: Arc<dyn FileSystem>) -> FrontendTree {
         let attach = || {
             let (origin, ear) = (Origin::new(), Arc::new(NotificationRecorder::default()));
-            fs.attached(origin, ear.clone());
+            fs.attach(origin, ear.clone());
             (origin, ear)
         };
         let (first, own, other) = (attach(), attach(), attach());
@@ -493,7 +493,7 @@ impl CachingFrontend {
             name: Mutex::default(),
             perm: Mutex::default(),
         });
-        fs.attached(mirror.origin, Arc::new(CachingNotify(Arc::clone(&mirror))));
+        fs.attach(mirror.origin, Arc::new(CachingNotify(Arc::clone(&mirror))));
         mirror
     }
 
@@ -540,7 +540,7 @@ impl Notify for CachingNotify {
     fn invalidate_entry(&self, _: Ino, _: Name<'_>, _: bool) -> Result<()> {
         Ok(())
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
     defuse_fs::caches_no_data!();
@@ -556,9 +556,9 @@ impl Notify for CachingNotify {
 fn a_frontend_whose_answers_are_under_way_during_a_change_never_shows_old_names_or_attributes() {
     for (what, make) in EACH {
         let fs = make();
-        fs.attached(Origin::new(), Arc::new(NoNotify));
+        fs.attach(Origin::new(), Arc::new(NoNotify));
         let own = cx(Origin::new());
-        fs.attached(own.origin, Arc::new(NoNotify));
+        fs.attach(own.origin, Arc::new(NoNotify));
         let mirrors = [(); 2].map(|()| CachingFrontend::new(&fs));
         let file = fs.mknod(&own, Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
         let stop = AtomicBool::new(false);
@@ -624,7 +624,7 @@ impl DirSink for PausedListing<'_> {
 }
 
 /// Waits for something. False if it does not become true in time.
-fn becomes(mut is_true: impl FnMut() -> bool) -> bool {
+fn wait_until_true(mut is_true: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end {
         if is_true() {
@@ -654,7 +654,7 @@ fn is_told_while_it_looks(
             let dir = File { ino: tree.dir, fh };
             tree.fs.readdir(&cx, dir, 0, &mut DirBuf::new(&mut sink)).unwrap();
         });
-        assert!(becomes(|| reached.load(SeqCst)));
+        assert!(wait_until_true(|| reached.load(SeqCst)));
         scope.spawn(change);
         // A reader that comes now waits for this writer.
         std::thread::sleep(Duration::from_millis(200));
@@ -662,7 +662,7 @@ fn is_told_while_it_looks(
             look(&cx(tree.other.0));
             looked.store(true, SeqCst);
         });
-        let is_told = becomes(|| {
+        let is_told = wait_until_true(|| {
             other();
             tree.other.1.take() != (0, vec![])
         });

@@ -18,7 +18,7 @@ use defuse_fs::{
     NoNotify, OpenArgs, OpenFlags, Origin, ReadSink, ReleaseArgs, RenameFlags, SetAttr,
     SliceSource, WriteArgs, WriteBuf, WriteSource,
 };
-use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount, program};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{self, ConformanceSuite, exclusions, exercise};
@@ -26,47 +26,47 @@ use defuse_testkit::suites::{self, ConformanceSuite, exclusions, exercise};
 /// The only test with servers, because the POSIX cases must be alone in their process.
 #[test]
 fn a_volume_keeps_the_promises_of_a_file_system() {
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return;
     }
     let others = mounted::scratch().unwrap();
     let others = ServedMount::new("memory:".as_ref(), others.path(), &[]).unwrap();
-    let servers = timed("start", || GlusterServers::start().unwrap());
+    let servers = time_run("start", || GlusterServers::start().unwrap());
     servers_keep_no_mount_of_others(&servers, &others);
     for volume in ["dist", "repl"] {
         let place = mounted::scratch().unwrap();
         let mount = mount(&servers, volume, place.path());
-        timed(&format!("posix cases on {volume}"), || posix_cases(mount.path(), volume));
+        time_run(&format!("posix cases on {volume}"), || posix_cases(mount.path(), volume));
         match volume {
             "dist" => {
-                timed("git", || git_keeps_a_repository(mount.path()));
-                timed("appends", || appends_follow_the_writes_before_them(mount.path()));
+                time_run("git", || git_keeps_a_repository(mount.path()));
+                time_run("appends", || appends_follow_the_writes_before_them(mount.path()));
             }
-            _ => timed("sqlite3", || sqlite_commits(mount.path())),
+            _ => time_run("sqlite3", || sqlite_commits(mount.path())),
         }
-        timed("exercisers", || random_operations_match_their_model(mount.path(), volume));
-        timed("last write", || the_last_write_survives_an_unmount(mount));
+        time_run("exercisers", || random_operations_match_their_model(mount.path(), volume));
+        time_run("last write", || the_last_write_survives_an_unmount(mount));
         let mount = self::mount(&servers, volume, place.path());
         the_last_write_is_there(mount.path());
-        timed("kill", || {
+        time_run("kill", || {
             a_killed_daemon_frees_its_locks_and_keeps_synced_data(&servers, mount, volume)
         });
     }
-    timed("unmount", || an_unmount_takes_a_fraction_of_the_end_of_libgfapi(&servers));
-    timed("two clients", || two_clients_see_each_other(&servers));
-    timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
-    timed("parts", || the_part_of_a_file_follows_from_its_name(&servers));
-    timed("refused", || a_change_of_names_that_a_kernel_refuses_leaves_them_alone(&servers));
-    timed("close", || a_file_that_is_closed_answers_its_writes_in_flight(&servers));
-    timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
-    timed("listings", || a_listing_brings_answers_that_are_kept(&servers));
-    timed("several frontends", || answers_are_kept_for_several_frontends(&servers));
-    timed("run", || a_program_of_a_run_sees_what_its_children_change(&servers));
-    timed("volume file", || a_volume_file_is_mounted_unless_others_may_write_it(&servers));
-    timed("messages", || messages_have_a_place_whatever_the_standard_error_is(&servers));
-    timed("computed", || a_file_tells_its_bricks_and_its_identity(&servers));
-    timed("errors", || errors_say_what_to_do(&servers));
+    time_run("unmount", || an_unmount_takes_a_fraction_of_the_end_of_libgfapi(&servers));
+    time_run("two clients", || two_clients_see_each_other(&servers));
+    time_run("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
+    time_run("parts", || the_part_of_a_file_follows_from_its_name(&servers));
+    time_run("refused", || a_change_of_names_that_a_kernel_refuses_leaves_them_alone(&servers));
+    time_run("close", || a_file_that_is_closed_answers_its_writes_in_flight(&servers));
+    time_run("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
+    time_run("listings", || a_listing_brings_answers_that_are_kept(&servers));
+    time_run("several frontends", || answers_are_kept_for_several_frontends(&servers));
+    time_run("run", || a_program_of_a_run_sees_what_its_children_change(&servers));
+    time_run("volume file", || a_volume_file_is_mounted_unless_others_may_write_it(&servers));
+    time_run("messages", || messages_have_a_place_whatever_the_standard_error_is(&servers));
+    time_run("computed", || a_file_tells_its_bricks_and_its_identity(&servers));
+    time_run("errors", || errors_say_what_to_do(&servers));
 }
 
 /// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by GlusterFS's own client. The
@@ -76,7 +76,7 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
         return;
     }
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return;
     }
@@ -98,7 +98,7 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     }
 }
 
-fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
+fn time_run<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = run();
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
@@ -119,7 +119,7 @@ fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> ServedMount {
     let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
-    ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()
+    ServedMount::mount_under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
 /// Cases with many names, which take half of the time and differ little between the kinds of volumes.
@@ -134,13 +134,14 @@ const MANY_NAMES: [&str; 5] = [
 fn posix_cases(dir: &Path, volume: &str) {
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
     let config = format!("gluster-{volume}");
-    let left_out = |case: &str| match exclusions::hangs(ConformanceSuite::Posix, &config, case) {
-        Some(reason) => Some(reason),
-        None if is_full || volume == "dist" || !MANY_NAMES.contains(&case) => None,
-        None => Some("it runs on the distributed volume"),
-    };
+    let left_out =
+        |case: &str| match exclusions::hang_reason(ConformanceSuite::Posix, &config, case) {
+            Some(reason) => Some(reason),
+            None if is_full || volume == "dist" || !MANY_NAMES.contains(&case) => None,
+            None => Some("it runs on the distributed volume"),
+        };
     let report = posix::run_except(dir, "", &left_out);
-    let failed = report.failed();
+    let failed = report.failed_cases();
     let is_new =
         |case: &&&str| exclusions::reason(ConformanceSuite::Posix, &config, case).is_none();
     let unexpected: Vec<_> = failed.iter().filter(is_new).collect();
@@ -157,7 +158,7 @@ fn random_operations_match_their_model(dir: &Path, volume: &str) {
     fs::create_dir(&place).unwrap();
     let (what, count) = if volume == "dist" { ("tree", "300") } else { ("file", "600") };
     let words = [what, "1", count, place.to_str().unwrap()].map(str::to_owned);
-    exercise::inside(&words).unwrap();
+    exercise::run_inside(&words).unwrap();
     fs::remove_dir_all(&place).unwrap();
 }
 
@@ -231,7 +232,7 @@ fn an_unmount_takes_a_fraction_of_the_end_of_libgfapi(servers: &GlusterServers) 
     };
     let all = [0, 1, 2].map(unmount);
     let shortest = all.iter().min().unwrap();
-    until("the own end of libgfapi", || !is_ending());
+    wait_until("the own end of libgfapi", || !is_ending());
     let own = own.elapsed();
     println!("unmounts after a write: {all:?}; the own end of libgfapi: {own:?}");
     assert!(*shortest < own / 9, "unmounts take {all:?}, the own end of libgfapi {own:?}");
@@ -364,7 +365,7 @@ fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
 }
 
 /// The names in a directory of a brick.
-fn in_brick(servers: &GlusterServers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
+fn list_brick(servers: &GlusterServers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
     let mut list = servers.command_within("ls".as_ref());
     let listed = list.arg("-A").arg(format!("{ROOM}/bricks/{brick}/{dir}")).output().unwrap();
     assert!(listed.status.success(), "{listed:?}");
@@ -377,7 +378,7 @@ fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
-    fs.attached(Origin::new(), Arc::new(NoNotify));
+    fs.attach(Origin::new(), Arc::new(NoNotify));
     let root = Context::new(Caller { uid: 0, gid: 0, pid: 0 });
     let dir = Name::new(b"parts").unwrap();
     let node = NewNode::new(FileKind::Directory, 0o777, root.caller);
@@ -407,9 +408,9 @@ fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     let files: Vec<Ino> = names.iter().map(create).collect();
     let of_name = |name: &str| fs.failure_domain(dir, Name::new(name.as_bytes()).ok());
     let of_dir = fs.failure_domain(dir, None);
-    until("the parts are known", || of_name("a") != of_dir);
+    wait_until("the parts are known", || of_name("a") != of_dir);
 
-    let bricks = ["dist1", "dist2"].map(|brick| in_brick(servers, brick, "parts"));
+    let bricks = ["dist1", "dist2"].map(|brick| list_brick(servers, brick, "parts"));
     let place = |name: &str| bricks.iter().position(|brick| brick.contains(name.as_bytes()));
     let mut parts = [None; 2];
     for (name, &ino) in names.iter().zip(&files) {
@@ -532,7 +533,7 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     let [here, there] = places.each_ref().map(|place| mount(servers, "repl", place.path()));
     let [from, to] = [&here, &there].map(|mount| mount.path().join("kept"));
     fs::create_dir(&from).unwrap();
-    until("names and attributes are kept", || names_and_attributes_are_kept(&here, &from));
+    wait_until("names and attributes are kept", || names_and_attributes_are_kept(&here, &from));
 
     // Each change in a directory of its own, because a directory that another client has changed is watched
     // more closely.
@@ -547,27 +548,27 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     let open = fs::File::open(&known).unwrap();
     assert_eq!(read(&open), "old");
     fs::write(&other, "longer").unwrap();
-    until("data of an open file", || read(&open) == "longer");
-    until("the size", || fs::metadata(&known).unwrap().len() == 6);
+    wait_until("data of an open file", || read(&open) == "longer");
+    wait_until("the size", || fs::metadata(&known).unwrap().len() == 6);
     drop(open);
 
     let (known, other) = new("mode");
     let mode = |mode| fs::Permissions::from_mode(mode);
     fs::set_permissions(&other, mode(0o640)).unwrap();
-    until("the mode", || fs::metadata(&known).unwrap().permissions().mode() & 0o777 == 0o640);
+    wait_until("the mode", || fs::metadata(&known).unwrap().permissions().mode() & 0o777 == 0o640);
 
     let (known, other) = new("removed");
     fs::remove_file(&other).unwrap();
-    until("a removal", || !known.exists());
+    wait_until("a removal", || !known.exists());
 
     let (known, other) = new("moved");
     fs::rename(&other, other.with_extension("new")).unwrap();
-    until("a new name", || !known.exists() && known.with_extension("new").exists());
+    wait_until("a new name", || !known.exists() && known.with_extension("new").exists());
 
     let (known, other) = new("replaced");
     fs::write(other.with_extension("new"), "replacement").unwrap();
     fs::rename(other.with_extension("new"), &other).unwrap();
-    until("a replacement", || fs::metadata(&known).unwrap().len() == 11);
+    wait_until("a replacement", || fs::metadata(&known).unwrap().len() == 11);
 
     // The server notifies of the file, not of the directory with its first name.
     let (known, _) = new("linked");
@@ -585,12 +586,12 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     let elsewhere = to.join("elsewhere");
     fs::write(&elsewhere, "replacement").unwrap();
     fs::rename(&elsewhere, &other).unwrap();
-    until("a replacement of an open file", || fs::metadata(&known).unwrap().len() == 11);
+    wait_until("a replacement of an open file", || fs::metadata(&known).unwrap().len() == 11);
     assert_eq!(read(&open), "old");
     drop(open);
 
     fs::remove_dir_all(&from).unwrap();
-    until("the removal of all", || !to.exists());
+    wait_until("the removal of all", || !to.exists());
     here.end().unwrap();
     there.end().unwrap();
 }
@@ -619,7 +620,7 @@ fn names_and_attributes_are_kept(mount: &ServedMount, dir: &Path) -> bool {
 }
 
 /// The names of a directory with files, which another client has made.
-fn listed_by_another(dir: &Path) -> Vec<String> {
+fn list_by_another(dir: &Path) -> Vec<String> {
     fs::create_dir(dir).unwrap();
     let names: Vec<String> = (0..300).map(|number| format!("listed-{number}")).collect();
     names.iter().for_each(|name| fs::write(dir.join(name), "x").unwrap());
@@ -630,12 +631,12 @@ fn listed_by_another(dir: &Path) -> Vec<String> {
 fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let there = mount(servers, "repl", places[1].path());
-    let names = listed_by_another(&there.path().join("many"));
+    let names = list_by_another(&there.path().join("many"));
     // This client has not known the directory while the other one has changed it.
     let here = mount(servers, "repl", places[0].path());
     let dir = here.path().join("many");
     let kinds = ["LOOKUP", "GETATTR", "STATX"];
-    until("a listing brings answers", || {
+    wait_until("a listing brings answers", || {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), names.len());
         let listed = requests(&here, &kinds);
         std::thread::sleep(Duration::from_millis(1200));
@@ -649,7 +650,7 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
     });
     // A server may mix up names that a client is changing.
     fs::write(there.path().join("many/changed"), "x").unwrap();
-    until("a listing brings no answers after a change", || {
+    wait_until("a listing brings no answers after a change", || {
         // After the message, and after names that were kept before.
         std::thread::sleep(Duration::from_millis(1200));
         assert_eq!(fs::read_dir(&dir).unwrap().count(), names.len() + 1);
@@ -668,7 +669,7 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
 fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let there = mount(servers, "repl", place.path());
-    let names = listed_by_another(&there.path().join("kept-here"));
+    let names = list_by_another(&there.path().join("kept-here"));
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions {
         valid_for: Duration::ZERO,
@@ -693,7 +694,7 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
         figures.iter().find(|figure| figure.name == "answers_given").unwrap().value
     };
 
-    until("attributes of listed files are answers", || {
+    wait_until("attributes of listed files are answers", || {
         let how = OpenHow { flags: libc::O_DIRECTORY as u32, ..OpenHow::default() };
         let dir = clients[0].open(&task, WalkStart::Cwd, b"g:/kept-here", how).unwrap();
         let before = given();
@@ -743,9 +744,9 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     let [written, gone] = [&names[100], &names[101]];
     stat(&clients[0], written).unwrap();
     fs::write(there_dir.join(written), "12345").unwrap();
-    until("the size", || stat(&clients[0], written).unwrap().attr.size == 5);
+    wait_until("the size", || stat(&clients[0], written).unwrap().attr.size == 5);
     fs::remove_file(there_dir.join(gone)).unwrap();
-    until("a removal", || stat(&clients[0], gone).is_err());
+    wait_until("a removal", || stat(&clients[0], gone).is_err());
 
     // The absence of an attribute is kept, until another client gives the file one.
     let [asked, capable] = [&names[102], &names[103]];
@@ -755,7 +756,7 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     for attribute in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
         stat(&clients[0], asked).unwrap();
         value(&clients[0], asked, attribute).unwrap_err();
-        until("its lack is kept", || {
+        wait_until("its lack is kept", || {
             let before = given();
             value(&clients[1], asked, attribute).unwrap_err();
             // One of them is the name.
@@ -768,7 +769,7 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     let some = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(there_dir.join(capable), "security.capability", &some, flags).unwrap();
-    until("a capability", || value(&clients[1], capable, CAPABILITY).is_ok());
+    wait_until("a capability", || value(&clients[1], capable, CAPABILITY).is_ok());
 
     // A name is not kept for a user who may not search the directory.
     clients[0].chmod(&task, WalkStart::Cwd, b"g:/kept-here", 0o700, true).unwrap();
@@ -835,7 +836,7 @@ fn read(file: &fs::File) -> String {
     String::from_utf8(bytes[..len].to_vec()).unwrap()
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
@@ -855,7 +856,7 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers)
     let source = format!("gluster:{}", file.display());
     let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-    let mount = || ServedMount::under(&inside, source.as_ref(), place.path(), &[]);
+    let mount = || ServedMount::mount_under(&inside, source.as_ref(), place.path(), &[]);
     let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
     mode(0o666);
     let error = format!("{:#}", mount().map(drop).unwrap_err());

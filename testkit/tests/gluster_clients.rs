@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clients::{ClientEpisode, ComparedClient, EpisodeCounts};
-use defuse_testkit::gluster::{GlusterServers, HOST, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount, program};
 use tempfile::TempDir;
 
@@ -27,7 +27,7 @@ const ALL_OPERATIONS: u64 = 100_000;
 
 #[test]
 fn changes_by_other_clients_are_seen_within_a_second() {
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return;
     }
@@ -142,7 +142,7 @@ fn mount(servers: &GlusterServers, volume: &str) -> PlacedMount {
     let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
-    let mount = ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
+    let mount = ServedMount::mount_under(&inside, source.as_ref(), place.path(), &[]).unwrap();
     PlacedMount { mount: Some(mount), _place: place }
 }
 

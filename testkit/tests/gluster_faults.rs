@@ -11,11 +11,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cluster::{
-    CallerThreads, HANGS, LONG, PING, WriterLoad, WriterResult, heal_until, heals, memory, mount,
-    native, ticks, timed, until,
+    CallerThreads, HANGS, LONG, PING, WriterLoad, WriterResult, heal_until, memory, mount, native,
+    ticks, time_run, wait_for_heal, wait_until,
 };
 use defuse_testkit::cluster::GlusterCluster;
-use defuse_testkit::gluster::{VolumeSetup, why_not};
+use defuse_testkit::gluster::{VolumeSetup, unavailable_reason};
 use defuse_testkit::mounted;
 use rustix::fs::{FlockOperation, fcntl_lock};
 
@@ -23,16 +23,16 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 #[test]
 fn a_volume_survives_the_faults_of_its_servers() {
     let Some(cluster) = start() else { return };
-    timed("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
-    timed("open", || open_files_and_listings_survive_a_brick(&cluster));
-    timed("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
-    timed("locks", || locks_last_as_in_the_native_client(&cluster));
-    timed("run", || programs_without_a_mount_go_on(&cluster));
-    timed("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
-    timed("options", || new_options_disturb_no_program(&cluster, 3));
-    timed("stop and start", || a_volume_works_again_after_a_stop(&cluster));
-    timed("messages", || messages_of_servers_cost_less_than_changes(&cluster));
-    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
+    time_run("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
+    time_run("open", || open_files_and_listings_survive_a_brick(&cluster));
+    time_run("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
+    time_run("locks", || locks_last_as_in_the_native_client(&cluster));
+    time_run("run", || programs_without_a_mount_go_on(&cluster));
+    time_run("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
+    time_run("options", || new_options_disturb_no_program(&cluster, 3));
+    time_run("stop and start", || a_volume_works_again_after_a_stop(&cluster));
+    time_run("messages", || messages_of_servers_cost_less_than_changes(&cluster));
+    time_run("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
 }
 
 /// The longer parts, which run with `DEFUSE_FULL=1`.
@@ -42,10 +42,10 @@ fn a_volume_survives_long_faults() {
         return;
     }
     let Some(cluster) = start() else { return };
-    timed("long line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
-    timed("locks and bricks", || locks_survive_bricks_as_in_the_native_client(&cluster));
-    timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
-    timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
+    time_run("long line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
+    time_run("locks and bricks", || locks_survive_bricks_as_in_the_native_client(&cluster));
+    time_run("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
+    time_run("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
 }
 
 /// Callers that wait for a lost server: more than a mount has threads.
@@ -53,7 +53,7 @@ const THREADS: usize = 160;
 const FILES: usize = 480;
 
 fn start() -> Option<GlusterCluster> {
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return None;
     }
@@ -70,7 +70,7 @@ fn start() -> Option<GlusterCluster> {
         options: options(),
     };
     let volumes = [volume("dist", false), volume("repl", true)];
-    Some(timed("start", || GlusterCluster::start(&volumes).unwrap()))
+    Some(time_run("start", || GlusterCluster::start(&volumes).unwrap()))
 }
 
 fn names(what: &str) -> impl Iterator<Item = String> {
@@ -78,7 +78,7 @@ fn names(what: &str) -> impl Iterator<Item = String> {
 }
 
 /// Writers have had no error and no hang, and everything that they know to be durable is there.
-fn all_went_on(written: &[WriterResult], dir: &Path) {
+fn check_all_went_on(written: &[WriterResult], dir: &Path) {
     for written in written {
         assert!(written.errors.is_empty(), "{:?}", written.errors);
         assert!(written.syncs > 0 && written.longest < HANGS, "{:?}", written.longest);
@@ -100,8 +100,8 @@ fn writers_survive(cluster: &GlusterCluster, what: &str, fault: impl FnOnce(&Pat
     fault(here.path());
     std::thread::sleep(Duration::from_millis(500));
     let written = load.stop();
-    all_went_on(&written, here.path());
-    heals(cluster, "repl");
+    check_all_went_on(&written, here.path());
+    wait_for_heal(cluster, "repl");
     here.end().unwrap();
     let again = mount(cluster, "repl", place.path());
     written.iter().for_each(|it| it.is_in(again.path()));
@@ -116,14 +116,14 @@ fn start_bricks(cluster: &GlusterCluster, volume: &str) {
 }
 
 /// Files that are written while a brick is away.
-fn missed_files() -> impl Iterator<Item = (String, Vec<u8>)> {
+fn make_missed_files() -> impl Iterator<Item = (String, Vec<u8>)> {
     (0..40).map(|number| (format!("missed-{number}"), vec![number as u8 ^ 0x5a; 5000 * number]))
 }
 
 fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {
     writers_survive(cluster, "brick", |dir| {
         cluster.kill_brick(1, "repl").unwrap();
-        let missed: Vec<_> = missed_files().collect();
+        let missed: Vec<_> = make_missed_files().collect();
         missed.iter().for_each(|(name, data)| fs::write(dir.join(name), data).unwrap());
         std::thread::sleep(Duration::from_secs(1));
         start_bricks(cluster, "repl");
@@ -186,7 +186,7 @@ fn open_files_and_listings_survive_a_brick(cluster: &GlusterCluster) {
     }
     start_bricks(cluster, "dist");
     // The first calls may come before the connection.
-    until("the brick is there", || files.iter().all(|file| file.metadata().is_ok()));
+    wait_until("the brick is there", || files.iter().all(|file| file.metadata().is_ok()));
     for (number, file) in files.iter().enumerate() {
         for (call, done) in calls(file).into_iter().enumerate() {
             done.unwrap_or_else(|error| panic!("call {call} on file {number}: {error}"));
@@ -240,12 +240,12 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let far_loads = [start(ours, 0, &far), start(theirs, 4, &far)];
     let callers = |dir: &Path, name: &String| {
         let path = |name: &String| dir.join(name);
-        let by_name = CallerThreads::by_name(path(name), THREADS / 4);
-        [by_name, CallerThreads::by_open_files(far[8..8 + THREADS].iter().map(path))]
+        let by_name = CallerThreads::start_by_name(path(name), THREADS / 4);
+        [by_name, CallerThreads::start_by_open_files(far[8..8 + THREADS].iter().map(path))]
     };
     let callers = [callers(ours, &far[0]), callers(theirs, &far[4])];
     let calls =
-        |dir: &Path| CallerThreads::by_open_files(near[8..16].iter().map(|it| dir.join(it)));
+        |dir: &Path| CallerThreads::start_by_open_files(near[8..16].iter().map(|it| dir.join(it)));
     let calls = [calls(ours), calls(theirs)];
     std::thread::sleep(Duration::from_millis(500));
     cluster.cut(2).unwrap();
@@ -253,8 +253,8 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let [near, beside] = loads.map(WriterLoad::stop);
     let [near_calls, calls_beside] = calls.map(CallerThreads::stop);
     cluster.join(2).unwrap();
-    all_went_on(&near, ours);
-    all_went_on(&beside, theirs);
+    check_all_went_on(&near, ours);
+    check_all_went_on(&beside, theirs);
     std::thread::sleep(Duration::from_secs(5));
     let _ = callers.map(|callers| callers.map(CallerThreads::stop));
     let [far, native_far] = far_loads.map(WriterLoad::stop);
@@ -280,7 +280,7 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
         assert!(error.kind() == ErrorKind::NotConnected, "{error}");
     }
     // It connects again, and what was acknowledged is there.
-    until("files of the server are there", || {
+    wait_until("files of the server are there", || {
         far.iter().all(|it| fs::metadata(mount.path().join(it.name())).is_ok())
     });
     for far in &far {
@@ -317,7 +317,7 @@ fn messages_of_servers_cost_less_than_changes(cluster: &GlusterCluster) {
         let (there, here) = (native.path().join(name), mount.path().join(name));
         mode(&there, 0o644).unwrap();
         let seen = || fs::metadata(&here).unwrap().permissions().mode() & 0o777;
-        until("the last change is seen", || seen() == 0o644);
+        wait_until("the last change is seen", || seen() == 0o644);
     }
     let after = clients.map(ticks);
     let [ours, theirs] = [0, 1].map(|at| after[at] - before[at]);
@@ -376,7 +376,7 @@ fn locks_last_as_in_the_native_client(cluster: &GlusterCluster) {
         }
         assert!(fcntl_lock(&other, now).is_err(), "{} has a lock", from.display());
         drop(holder);
-        until("the lock is free", || fcntl_lock(&other, now).is_ok());
+        wait_until("the lock is free", || fcntl_lock(&other, now).is_ok());
     }
     let cycle = |dir: &Path| {
         let mut python = Command::new("python3");
@@ -420,7 +420,7 @@ fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
         std::thread::sleep(Duration::from_secs(1));
         start_bricks(cluster, "repl");
         is_up(cluster);
-        heals(cluster, "repl");
+        wait_for_heal(cluster, "repl");
         // Time for the clients to connect again.
         std::thread::sleep(Duration::from_secs(5));
         let [kept, native_kept] = [&other, &of_us].map(|other| fcntl_lock(other, now).is_err());
@@ -453,20 +453,20 @@ fn programs_without_a_mount_go_on(cluster: &GlusterCluster) {
         let text = fs::read_to_string(place.path().join("last")).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     };
-    until("the run has written", || number() > 3);
+    wait_until("the run has written", || number() > 3);
     cluster.kill_brick(1, "repl").unwrap();
     let before = number();
-    until("the run goes on without a brick", || number() > before + 10);
+    wait_until("the run goes on without a brick", || number() > before + 10);
     start_bricks(cluster, "repl");
     is_up(cluster);
     let before = number();
-    until("the run goes on with both bricks", || number() > before + 10);
+    wait_until("the run goes on with both bricks", || number() > before + 10);
     fs::write(place.path().join("stop"), "").unwrap();
     let output = run.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "{}: {said}", output.status);
     println!("  {} numbers", number());
-    heals(cluster, "repl");
+    wait_for_heal(cluster, "repl");
     for server in [1, 2] {
         let last = fs::read_to_string(cluster.brick(server, "repl").join("numbers")).unwrap();
         assert_eq!(last.trim(), number().to_string());
@@ -500,7 +500,7 @@ fn a_split_brain_is_eio_until_it_is_resolved(cluster: &GlusterCluster) {
     }
     let mount = mount(cluster, "repl", place.path());
     let (split, other) = (mount.path().join("split"), mount.path().join("other"));
-    until("the split is seen", || fs::read(&split).is_err());
+    wait_until("the split is seen", || fs::read(&split).is_err());
     for _ in 0..3 {
         let error = fs::read(&split).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
@@ -516,15 +516,17 @@ fn a_split_brain_is_eio_until_it_is_resolved(cluster: &GlusterCluster) {
     }
     manual("on");
     let words = ["volume", "heal", "repl", "split-brain", "bigger-file", "/split"];
-    until("the split is resolved", || cluster.gluster(3, &words).is_ok());
-    until("the file can be read", || fs::read(&split).is_ok_and(|text| text == b"the longer text"));
+    wait_until("the split is resolved", || cluster.gluster(3, &words).is_ok());
+    wait_until("the file can be read", || {
+        fs::read(&split).is_ok_and(|text| text == b"the longer text")
+    });
     mount.end().unwrap();
-    heals(cluster, "repl");
+    wait_for_heal(cluster, "repl");
 }
 
 /// The two bricks answer to their server.
 fn is_up(cluster: &GlusterCluster) {
-    until("both bricks run", || {
+    wait_until("both bricks run", || {
         let status = cluster.gluster(3, &["volume", "status", "repl", "--xml"]).unwrap_or_default();
         status.matches("<status>1</status>").count() >= 2
     });
@@ -561,8 +563,8 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &GlusterCl
     let [ours, theirs] = loads.map(WriterLoad::stop);
     let [grown, native_grown] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
     println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
-    all_went_on(&ours, here.path());
-    all_went_on(&theirs, native.path());
+    check_all_went_on(&ours, here.path());
+    check_all_went_on(&theirs, native.path());
     // A graph that leaks twice as much is noticed. Memory that is not given back yet differs by a few megabytes.
     assert!(grown < native_grown * 3 / 2 + 4096, "{grown} KiB beside {native_grown} KiB");
     drop(native);
@@ -580,14 +582,14 @@ fn files_move_to_a_new_brick_under_their_writers(cluster: &GlusterCluster) {
     let brick = format!("{}:/run/gluster/bricks/dist", cluster.host(3));
     cluster.gluster(3, &["volume", "add-brick", "dist", &brick, "force"]).unwrap();
     cluster.gluster(3, &["volume", "rebalance", "dist", "start", "force"]).unwrap();
-    until("the rebalance has ended", || {
+    wait_until("the rebalance has ended", || {
         // A server that has just begun has no answer yet.
         let status = cluster.gluster(3, &["volume", "rebalance", "dist", "status"]);
         status.is_ok_and(|status| !status.contains("in progress") && status.contains("completed"))
     });
     std::thread::sleep(Duration::from_secs(1));
     let written = load.stop();
-    all_went_on(&written, mount.path());
+    check_all_went_on(&written, mount.path());
     let is_moved = |number: &i32| cluster.brick(3, "dist").join(format!("moved-{number}")).exists();
     let moved = (0..200).filter(is_moved).count();
     assert!(moved > 0, "no file has moved");
@@ -617,7 +619,7 @@ fn a_volume_works_again_after_a_stop(cluster: &GlusterCluster) {
         std::thread::sleep(Duration::from_millis(50));
     }
     start_bricks(cluster, "repl");
-    until("the volume works again", || fs::write(mount.path().join("new"), "x").is_ok());
+    wait_until("the volume works again", || fs::write(mount.path().join("new"), "x").is_ok());
     std::thread::sleep(Duration::from_secs(3));
     let written = load.stop();
     for written in &written {
@@ -630,7 +632,7 @@ fn a_volume_works_again_after_a_stop(cluster: &GlusterCluster) {
         written.is_in(mount.path());
     }
     mount.end().unwrap();
-    heals(cluster, "repl");
+    wait_for_heal(cluster, "repl");
     for (key, _) in quorum {
         cluster.gluster(3, &["volume", "reset", "repl", key]).unwrap();
     }

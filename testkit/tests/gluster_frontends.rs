@@ -15,7 +15,7 @@ use defuse_direct::{
 };
 use defuse_fs::{Caller, Context, Errno, FileKind, FileSystem, Ino, Name, NewNode};
 use defuse_gluster::{Gluster, GlusterOptions, ManagementTransport};
-use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount, program};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -26,24 +26,24 @@ const DEAD: &str = "127.1.1.9";
 
 #[test]
 fn a_volume_is_served_by_every_frontend_and_named_in_every_way() {
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return;
     }
     let servers = GlusterServers::start().unwrap();
     let place = VolumePlace { servers: &servers, dir: mounted::scratch().unwrap() };
-    timed("notes", || statistics_say_why_answers_are_kept_for_a_short_time(&place));
-    timed("killed programs", || a_killed_program_of_a_run_leaves_no_lock(&place));
-    timed("killed writer", || a_killed_writer_leaves_whole_files(&place));
-    timed("sub-directory", || a_sub_directory_is_all_that_is_seen(&place));
-    timed("fail-over", || the_next_server_is_asked_if_the_first_one_is_dead(&place));
-    timed("port", || a_wrong_port_is_named_and_the_right_one_works(&place));
-    timed("unix", || the_socket_of_this_machine_reaches_its_volumes(&place));
-    timed("served", || a_served_volume_has_clients_by_socket_and_by_shared_memory(&place));
-    timed("unnamed", || an_unnamed_file_is_refused_and_leaves_nothing(&place));
+    time_run("notes", || statistics_say_why_answers_are_kept_for_a_short_time(&place));
+    time_run("killed programs", || a_killed_program_of_a_run_leaves_no_lock(&place));
+    time_run("killed writer", || a_killed_writer_leaves_whole_files(&place));
+    time_run("sub-directory", || a_sub_directory_is_all_that_is_seen(&place));
+    time_run("fail-over", || the_next_server_is_asked_if_the_first_one_is_dead(&place));
+    time_run("port", || a_wrong_port_is_named_and_the_right_one_works(&place));
+    time_run("unix", || the_socket_of_this_machine_reaches_its_volumes(&place));
+    time_run("served", || a_served_volume_has_clients_by_socket_and_by_shared_memory(&place));
+    time_run("unnamed", || an_unnamed_file_is_refused_and_leaves_nothing(&place));
 }
 
-fn timed(what: &str, run: impl FnOnce()) {
+fn time_run(what: &str, run: impl FnOnce()) {
     let begun = Instant::now();
     run();
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
@@ -64,24 +64,24 @@ impl VolumePlace<'_> {
     }
 
     /// The output of the program `defuse`, or its errors if it fails.
-    fn said(&self, words: &[&str]) -> Result<String, String> {
-        said(self.defuse(words).output().unwrap())
+    fn run_program(&self, words: &[&str]) -> Result<String, String> {
+        read_output(self.defuse(words).output().unwrap())
     }
 
     fn mount(&self, source: &str, options: &[&str]) -> anyhow::Result<ServedMount> {
         let inside = self.servers.network_prefix();
         let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-        ServedMount::under(&inside, source.as_ref(), self.dir.path(), options)
+        ServedMount::mount_under(&inside, source.as_ref(), self.dir.path(), options)
     }
 
     /// The output of a script in a run with a source at `/defuse-volume`.
     fn run(&self, source: &str, script: &str) -> Result<String, String> {
         let mount = format!("/defuse-volume={source}");
-        self.said(&["run", "--mount", &mount, "--", "sh", "-ec", script])
+        self.run_program(&["run", "--mount", &mount, "--", "sh", "-ec", script])
     }
 }
 
-fn said(output: Output) -> Result<String, String> {
+fn read_output(output: Output) -> Result<String, String> {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     match output.status.success() {
         true => Ok(text(&output.stdout)),
@@ -89,7 +89,7 @@ fn said(output: Output) -> Result<String, String> {
     }
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
@@ -106,8 +106,9 @@ const NOTE: &str = "names and attributes are kept for 1s: `gluster volume set di
 
 /// Only the log contained the reason.
 fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>) {
-    let stat =
-        |target: &str, form: &[&str]| place.said(&[&["stat", target], form].concat()).unwrap();
+    let stat = |target: &str, form: &[&str]| {
+        place.run_program(&[&["stat", target], form].concat()).unwrap()
+    };
     let mount = place.mount(&source("dist"), &[]).unwrap();
     let target = mount.path().to_str().unwrap().to_owned();
     let text = stat(&target, &[]);
@@ -123,7 +124,7 @@ fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>)
 
     // The servers of this volume notify of changes.
     let mount = place.mount(&source("repl"), &[]).unwrap();
-    until("nothing is said", || !stat(&target, &[]).contains("note: "));
+    wait_until("nothing is said", || !stat(&target, &[]).contains("note: "));
     mount.end().unwrap();
     let mount = place.mount(&source("repl"), &["-o", "upcalls=0"]).unwrap();
     let text = stat(&target, &[]);
@@ -201,19 +202,19 @@ fn a_killed_program_of_a_run_leaves_no_lock(place: &VolumePlace<'_>) {
     assert!(locked.starts_with("ok "), "{locked}");
     assert!(!lock(&other), "a program of the run has the lock");
     kill_process(first, Signal::KILL).unwrap();
-    until("the lock of a killed program is free", || lock(&other));
+    wait_until("the lock of a killed program is free", || lock(&other));
     let second = run.pid();
     let refused = run.ask("lock b /defuse-volume/locked");
     assert!(["error 11", "error 13"].contains(&&*refused), "{refused}");
     fcntl_lock(&other, FlockOperation::Unlock).unwrap();
-    until("the second program has the lock", || {
+    wait_until("the second program has the lock", || {
         run.ask("lock b /defuse-volume/locked").starts_with("ok ")
     });
     assert!(!lock(&other), "the second program has the lock");
 
     // The run is killed, which has the connection to the volume.
     run.child.kill().unwrap();
-    until("the lock of a killed run is free", || lock(&other));
+    wait_until("the lock of a killed run is free", || lock(&other));
     let _ = kill_process(second, Signal::KILL);
     assert_eq!(fs::read(&path).unwrap(), b"text");
     drop(other);
@@ -231,7 +232,7 @@ fn a_killed_writer_leaves_whole_files(place: &VolumePlace<'_>) {
         let mut run = AgentRun::start(place, "repl", script);
         let writer = run.pid();
         // The last one of the first eight.
-        until("all files are there", || dir.join("whole-0").exists());
+        wait_until("all files are there", || dir.join("whole-0").exists());
         std::thread::sleep(Duration::from_millis(30 * round));
         kill_process(writer, Signal::KILL).unwrap();
         run.child.wait().unwrap();
@@ -355,7 +356,7 @@ fn the_socket_of_this_machine_reaches_its_volumes(place: &VolumePlace<'_>) {
         command.args(["--mount", "sh", "-ec", &script]).arg(program().unwrap());
         command.args(["run", "--mount", &format!("/defuse-volume={source}"), "--", "sh", "-ec"]);
         command.arg("cd /defuse-volume; echo by socket >unix; cat unix; rm unix");
-        said(command.env("DEFUSE_RUNTIME_DIR", "/run/defuse").output().unwrap())
+        read_output(command.env("DEFUSE_RUNTIME_DIR", "/run/defuse").output().unwrap())
     };
     assert_eq!(inside("gluster:///dist,transport=unix").as_deref(), Ok("by socket\n"));
     let with_host = inside(&format!("{},transport=unix", source("dist"))).unwrap_err();
@@ -378,7 +379,7 @@ impl ServeProcess {
         let mut serve = place.defuse(&["serve", "--foreground"]);
         serve.args(options).arg(source(volume)).arg(&socket).stdin(Stdio::null());
         let server = ServeProcess { child: serve.spawn().unwrap(), socket };
-        until("the server is there", || place.said(&["stat", server.socket()]).is_ok());
+        wait_until("the server is there", || place.run_program(&["stat", server.socket()]).is_ok());
         server
     }
 
@@ -412,7 +413,7 @@ fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &VolumePlac
             run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
         let ended = scripts.map(|script| start(&script)).map(|it| it.wait_with_output().unwrap());
-        assert_eq!(ended.map(said), [Ok("reply\n".to_owned()), Ok("question\n".to_owned())]);
+        assert_eq!(ended.map(read_output), [Ok("reply\n".to_owned()), Ok("question\n".to_owned())]);
         let mount = place.mount(&source, &[]).unwrap();
         assert_eq!(fs::read(mount.path().join("answer")).unwrap(), b"reply\n");
         fs::write(mount.path().join("large"), vec![7; 3 << 20]).unwrap();
@@ -463,7 +464,7 @@ fn an_unnamed_file_is_refused_and_leaves_nothing(place: &VolumePlace<'_>) {
         for brick in [1, 2] {
             let brick = format!("{ROOM}/bricks/{volume}{brick}/unnamed");
             let mut list = place.servers.command_within("ls".as_ref());
-            assert_eq!(said(list.args(["-A", &brick]).output().unwrap()).as_deref(), Ok(""));
+            assert_eq!(read_output(list.args(["-A", &brick]).output().unwrap()).as_deref(), Ok(""));
         }
         fs::remove_dir(&dir).unwrap();
         mount.end().unwrap();

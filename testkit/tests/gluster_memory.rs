@@ -20,7 +20,7 @@ use defuse_fs::{
 };
 use defuse_measure::server::ServerProcess;
 use defuse_testkit::cluster::GlusterCluster;
-use defuse_testkit::gluster::{VolumeSetup, why_not};
+use defuse_testkit::gluster::{VolumeSetup, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{ConformanceSuite, exclusions};
@@ -52,27 +52,29 @@ fn callbacks_of_libgfapi_use_valid_memory() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
         return;
     }
-    if let Some(reason) = mounted::why_not().or_else(why_not).or_else(no_memcheck) {
+    if let Some(reason) =
+        mounted::unavailable_reason().or_else(unavailable_reason).or_else(memcheck_refusal)
+    {
         println!("skipped: {reason}");
         return;
     }
     let cluster = start();
-    timed("an application", || an_application_has_its_answers(&cluster));
+    time_run("an application", || an_application_has_its_answers(&cluster));
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let here = mount(&cluster, &MEMCHECK, places[0].path());
     let there = mount(&cluster, &[], places[1].path());
-    timed("posix cases", || posix_cases(here.path()));
-    timed("messages", || changes_by_others_are_seen(here.path(), there.path()));
-    timed("locks", || locks_wait_for_other_clients(here.path(), there.path()));
-    timed("faults", || writers_outlast_faults(&cluster, here.path()));
-    timed("end", || a_mount_ends_with_requests_in_flight(&cluster, here));
+    time_run("posix cases", || posix_cases(here.path()));
+    time_run("messages", || changes_by_others_are_seen(here.path(), there.path()));
+    time_run("locks", || locks_wait_for_other_clients(here.path(), there.path()));
+    time_run("faults", || writers_outlast_faults(&cluster, here.path()));
+    time_run("end", || a_mount_ends_with_requests_in_flight(&cluster, here));
     there.end().unwrap();
     is_clean(&fs::read_to_string(places[0].path().join("log")).unwrap());
     let place = mounted::scratch().unwrap();
-    timed("server", || a_server_outlasts_its_clients(&cluster, place.path()));
+    time_run("server", || a_server_outlasts_its_clients(&cluster, place.path()));
 }
 
-fn no_memcheck() -> Option<&'static str> {
+fn memcheck_refusal() -> Option<&'static str> {
     let version = Command::new(MEMCHECK[0]).arg("--version").output();
     version.err().map(|_| "valgrind is not installed")
 }
@@ -92,17 +94,17 @@ fn mount(cluster: &GlusterCluster, checker: &[&str], place: &Path) -> ServedMoun
     let inside = cluster.servers().network_prefix();
     let prefix: Vec<&str> = inside.iter().map(String::as_str).chain(checker.to_vec()).collect();
     let source = format!("gluster://{}/repl", cluster.host(3));
-    ServedMount::under(&prefix, source.as_ref(), place, &["-o", "no_sandbox"]).unwrap()
+    ServedMount::mount_under(&prefix, source.as_ref(), place, &["-o", "no_sandbox"]).unwrap()
 }
 
-fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
+fn time_run<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = run();
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
     result
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < HANGS, "not within {HANGS:?}: {what}");
@@ -120,7 +122,7 @@ fn is_clean(said: &str) {
 fn posix_cases(dir: &Path) {
     let left_out = |case: &str| {
         let is_long = case.contains("many") || case.contains("tree_of_depth");
-        let hangs = exclusions::hangs(ConformanceSuite::Posix, "gluster-repl", case);
+        let hangs = exclusions::hang_reason(ConformanceSuite::Posix, "gluster-repl", case);
         hangs.or(is_long.then_some("it makes the calls of others, but more of them"))
     };
     let report = posix::run_except(dir, "", &left_out);
@@ -145,14 +147,14 @@ fn changes_by_others_are_seen(here: &Path, there: &Path) {
         fs::rename(path(&to, "moved"), path(&to, "new")).unwrap();
         fs::create_dir(path(&to, "dir")).unwrap();
         let mode = || fs::metadata(path(&from, "mode")).unwrap().permissions().mode() & 0o777;
-        until("the mode", || mode() == 0o640);
+        wait_until("the mode", || mode() == 0o640);
         let mut bytes = [0; 6];
-        until("the data", || {
+        wait_until("the data", || {
             open.read_at(&mut bytes, 0).is_ok_and(|len| &bytes[..len] == b"longer")
         });
-        until("the removal", || !path(&from, "gone").exists());
-        until("the former name", || !path(&from, "moved").exists());
-        until("the directory", || path(&from, "dir").is_dir());
+        wait_until("the removal", || !path(&from, "gone").exists());
+        wait_until("the former name", || !path(&from, "moved").exists());
+        wait_until("the directory", || path(&from, "dir").is_dir());
     }
     let listed: Vec<_> = fs::read_dir(&from).unwrap().map(|entry| entry.unwrap()).collect();
     assert_eq!(listed.len(), 20 * 4);
@@ -226,7 +228,7 @@ fn writers_outlast_faults(cluster: &GlusterCluster, dir: &Path) {
         cluster.gluster(3, &["volume", "stop", "repl", "force"]).unwrap();
         std::thread::sleep(Duration::from_secs(2));
         start();
-        until("the volume works again", || fs::write(dir.join("new"), "x").is_ok());
+        wait_until("the volume works again", || fs::write(dir.join("new"), "x").is_ok());
     });
     println!("  {rounds} rounds, {} errors", errors.len());
     assert!(rounds > 0 && !errors.is_empty(), "{rounds} rounds, {errors:?}");
@@ -316,12 +318,12 @@ fn child() {
         for _ in 0..10 {
             let (file, answers) = submit_all(&fs);
             fs.release(&root(), file, ReleaseArgs::default()).unwrap();
-            all_succeed(&answers);
+            expect_success(&answers);
             fs.unlink(&root(), Ino::ROOT, Name::new(b"file").unwrap()).unwrap();
         }
         let (_, answers) = submit_all(&fs);
         drop(fs);
-        all_succeed(&answers);
+        expect_success(&answers);
         let fs = defuse_gluster::Gluster::connect(source, &options).unwrap();
         fs.unlink(&root(), Ino::ROOT, Name::new(b"file").unwrap()).unwrap();
     }
@@ -365,7 +367,7 @@ fn submit_all(fs: &dyn FileSystem) -> (File, TransferAnswers) {
 }
 
 /// Receives the answers until no transfer is left. One that is dropped answers `EIO`.
-fn all_succeed(answers: &TransferAnswers) {
+fn expect_success(answers: &TransferAnswers) {
     let mut count = 0;
     while let Ok(answer) = answers.recv_timeout(HANGS) {
         answer.unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, VolumeSetup, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, VolumeSetup, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount};
 
 /// Number of files of an operation. Requests for the directory count for all of them together.
@@ -72,7 +72,7 @@ const TOLD: RequestBounds = [
 
 #[test]
 fn no_operation_asks_bricks_more_often_than_recorded() {
-    if let Some(reason) = mounted::why_not().or_else(why_not) {
+    if let Some(reason) = mounted::unavailable_reason().or_else(unavailable_reason) {
         println!("skipped: {reason}");
         return;
     }
@@ -111,11 +111,11 @@ fn compare(servers: &GlusterServers, volume: &str, bounds: RequestBounds) -> Vec
     let source = format!("gluster://{HOST}/{volume}");
     let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-    let ours = || ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
+    let ours = || ServedMount::mount_under(&inside, source.as_ref(), place.path(), &[]).unwrap();
     let counted = count_all(servers, volume, (&ours, true));
     let (mut table, mut failures) = (String::new(), Vec::new());
     for ((operation, bound), (native, ours)) in bounds.iter().zip(theirs.iter().zip(&counted)) {
-        let [theirs, all] = [native, ours].map(per_file);
+        let [theirs, all] = [native, ours].map(compute_per_file);
         table += &format!("| {operation} | {theirs:.2} | {all:.2} | {bound} | {ours:?}\n");
         assert!(theirs > 0.0 || all > 0.0 || operation.contains("ls"), "nothing was counted");
         if all > *bound {
@@ -129,7 +129,7 @@ fn compare(servers: &GlusterServers, volume: &str, bounds: RequestBounds) -> Vec
 /// Requests by kind.
 type BrickRequests = BTreeMap<String, u64>;
 
-fn per_file(counts: &BrickRequests) -> f64 {
+fn compute_per_file(counts: &BrickRequests) -> f64 {
     counts.values().sum::<u64>() as f64 / FILES as f64
 }
 
@@ -153,7 +153,7 @@ fn count_all(
     let mut count = |run: &dyn Fn()| {
         ask();
         run();
-        all.push(counts(&ask()));
+        all.push(parse_counts(&ask()));
     };
     let list = || {
         let entries = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
@@ -171,12 +171,12 @@ fn count_all(
     count(&list);
     count(&list);
     count(&|| each(&|path| assert!(fs::symlink_metadata(path).unwrap().is_file())));
-    mount = again(mount, fresh);
+    mount = mount_again(mount, fresh);
     count(&|| each(&read));
     count(&|| each(&read));
     later();
     count(&|| each(&read));
-    mount = again(mount, fresh);
+    mount = mount_again(mount, fresh);
     count(&|| {
         // tar(1) reads nothing if it writes to /dev/null itself.
         let piped = std::process::Command::new("sh")
@@ -210,7 +210,7 @@ fn count_all(
 }
 
 /// Another mount at the same place, which knows nothing.
-fn again(mount: ServedMount, fresh: &dyn Fn() -> ServedMount) -> ServedMount {
+fn mount_again(mount: ServedMount, fresh: &dyn Fn() -> ServedMount) -> ServedMount {
     drop(mount);
     fresh()
 }
@@ -226,7 +226,7 @@ fn gluster(servers: &GlusterServers, arguments: &[&str]) -> String {
 
 /// The counts in the answer of `gluster volume profile`. The kinds without a latency are no requests of a client: they
 /// follow from others.
-fn counts(said: &str) -> BrickRequests {
+fn parse_counts(said: &str) -> BrickRequests {
     let mut counts = BrickRequests::new();
     for line in said.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -120,7 +120,7 @@ fn sync(fs: Arc<dyn FileSystem>, who: TaskCredentials) {
 
 /// The groups that a file system learns of in `call` from a client of a socket with the user and groups [13, 14], and from one of root
 /// that acts for that user with the groups [98, 99].
-fn over_a_socket(
+fn run_over_socket(
     is_known: bool,
     call: fn(Arc<dyn FileSystem>, TaskCredentials),
 ) -> [Option<Result<Vec<u32>>>; 2] {
@@ -153,9 +153,9 @@ fn a_socket_tells_the_groups_of_the_user_that_connected_and_those_that_root_tell
         return;
     }
     let of_user = Some(Ok(vec![13, 14]));
-    assert_eq!(over_a_socket(true, look_up), [of_user.clone(), Some(Ok(vec![98, 99]))]);
+    assert_eq!(run_over_socket(true, look_up), [of_user.clone(), Some(Ok(vec![98, 99]))]);
     // It is submitted, and finished when the request is gone.
-    assert_eq!(over_a_socket(true, sync), [of_user.clone(), Some(Ok(vec![98, 99]))]);
+    assert_eq!(run_over_socket(true, sync), [of_user.clone(), Some(Ok(vec![98, 99]))]);
     // No frontend passes groups to a file system that does not need them.
-    assert_eq!(over_a_socket(false, look_up), [of_user, Some(Err(Errno::ENOSYS))]);
+    assert_eq!(run_over_socket(false, look_up), [of_user, Some(Err(Errno::ENOSYS))]);
 }

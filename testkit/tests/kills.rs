@@ -36,14 +36,14 @@ const VICTIMS: usize = 3;
 /// No call of another client takes longer, on a machine that is busy with other tests.
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn kills() -> u32 {
+fn kill_count() -> u32 {
     if std::env::var_os("DEFUSE_FULL").is_some() { 10_000 } else { 60 }
 }
 
 fn connect(socket: &Path) -> RemoteClient {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
     let client = RemoteClient::connect(socket, options).unwrap();
-    client.attached(Origin::new(), std::sync::Arc::new(NoNotify));
+    client.attach(Origin::new(), std::sync::Arc::new(NoNotify));
     client
 }
 
@@ -65,7 +65,7 @@ fn request(typ: LockType, owner: u64, wait: bool) -> LockRequest {
 
 /// The content of a file by its name.
 fn content(text: &str) -> Vec<u8> {
-    content::of(text, 60_000)
+    content::make_content(text, 60_000)
 }
 
 /// Names of a listing, up to a thousand.
@@ -211,7 +211,7 @@ struct ServerResources {
 }
 
 impl ServerResources {
-    fn of(pid: u32) -> ServerResources {
+    fn read(pid: u32) -> ServerResources {
         let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap();
         let links: Vec<_> =
             count("fd").filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).collect();
@@ -228,10 +228,10 @@ impl ServerResources {
     }
 
     /// The resources of a server once it has only so many sockets.
-    fn settled(pid: u32, sockets: usize) -> ServerResources {
+    fn await_settled(pid: u32, sockets: usize) -> ServerResources {
         let begun = Instant::now();
         loop {
-            let uses = ServerResources::of(pid);
+            let uses = ServerResources::read(pid);
             if uses.sockets <= sockets {
                 return uses;
             }
@@ -311,7 +311,7 @@ struct DurableFiles {
 }
 
 impl DurableFiles {
-    fn all(&self) -> usize {
+    fn sum(&self) -> usize {
         self.seen + self.files.len()
     }
 
@@ -375,24 +375,24 @@ fn kills_of_clients_lose_nothing_durable_leave_nothing_and_nobody_waits_for_them
         write(&client, file, 0, &[1; 32_768]).unwrap();
         close(&client, file);
     }
-    let sockets = ServerResources::of(server.pid()).sockets;
-    let mut random = fastrand::Rng::with_seed(u64::from(kills()));
+    let sockets = ServerResources::read(server.pid()).sockets;
+    let mut random = fastrand::Rng::with_seed(u64::from(kill_count()));
     let mut found = DurableFiles::default();
     let mut part = |kills| {
         let longest = kill_some(&socket, (&client, &mut found), kills, &mut random);
         assert!(longest < LIMIT, "a call took {longest:?}");
-        (longest, ServerResources::settled(server.pid(), sockets))
+        (longest, ServerResources::await_settled(server.pid(), sockets))
     };
-    let (first, before) = part(kills() / 4);
-    let (second, after) = part(kills() - kills() / 4);
+    let (first, before) = part(kill_count() / 4);
+    let (second, after) = part(kill_count() - kill_count() / 4);
     println!(
         "{} kills, {} durable files, longest wait {:?}",
-        kills(),
-        found.all(),
+        kill_count(),
+        found.sum(),
         first.max(second)
     );
     println!("the server after a quarter: {before:?}; after all: {after:?}");
-    assert!(found.all() > 0, "nothing was made durable");
+    assert!(found.sum() > 0, "nothing was made durable");
     assert!(after.descriptors <= before.descriptors + 8);
     assert!(after.threads <= before.threads + 8);
     assert!(after.bytes <= before.bytes + (48 << 20));

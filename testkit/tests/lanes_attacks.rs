@@ -40,12 +40,12 @@ const ARENA: u32 = arena_of(0) as u32;
 /// Runs an attack of [`USER`] on a server with a file `secret` of root, while an honest client of root writes
 /// and reads. Fails if that one notices.
 fn attack(run: impl FnOnce(&Path, Ino) + Send) {
-    attack_on(|path, secret| run(path, secret.ino));
+    attack_open_file(|path, secret| run(path, secret.ino));
 }
 
 /// Runs an attack like [`attack`], with the open file of the honest client, which reads it from pages. Other files of
 /// root are `public`, `drop`, which others may only write, and [`HIDDEN`] in `closed`.
-fn attack_on(run: impl FnOnce(&Path, File) + Send) {
+fn attack_open_file(run: impl FnOnce(&Path, File) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -69,7 +69,7 @@ fn attack_on(run: impl FnOnce(&Path, File) + Send) {
         scope.spawn(|| server.run());
         let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
         let honest = RemoteClient::connect(&path, options).unwrap();
-        honest.attached(Origin::new(), Arc::new(NoNotify));
+        honest.attach(Origin::new(), Arc::new(NoNotify));
         let secret = make_files(&honest);
         let over = &over;
         let works = scope.spawn(move || {
@@ -151,7 +151,7 @@ fn read(fs: &RemoteClient, file: File) -> Vec<u8> {
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, 4000);
     fs.read(&cx(), file, ReadArgs::default(), &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     bytes
 }
@@ -210,7 +210,7 @@ fn mapping(fh: u64, flags: u64) -> Vec<u8> {
 }
 
 /// The number in front of an answer: an inode or an open file.
-fn first(reply: Vec<u8>) -> u64 {
+fn read_first(reply: Vec<u8>) -> u64 {
     u64::from_ne_bytes(reply[..8].try_into().unwrap())
 }
 
@@ -224,7 +224,7 @@ fn has_bytes(memory: &OwnedFd, bytes: &[u8]) -> bool {
 
 impl LaneAttacker {
     fn connect(path: &Path) -> LaneAttacker {
-        let socket = raw::begun(path, USER);
+        let socket = raw::connect_and_init(path, USER);
         let (fd, _) = receive(&socket);
         let memory = Arc::new(Ring::from_fd(fd.unwrap()).unwrap());
         let mut room = [0; 4096];
@@ -233,7 +233,7 @@ impl LaneAttacker {
         LaneAttacker { socket, memory, lane: ClientLane::new(0) }
     }
 
-    fn bell(&self) {
+    fn ring_doorbell(&self) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::send(&self.socket, &[0], flags);
     }
@@ -242,7 +242,7 @@ impl LaneAttacker {
     fn ask(&mut self, opcode: u32, ino: u64, body: &[u8]) -> Option<Result<Vec<u8>, i32>> {
         let number = self.lane.next_number();
         self.lane.submit(&*self.memory, number, &[&request(opcode, number, ino, body)], 0).unwrap();
-        self.bell();
+        self.ring_doorbell();
         loop {
             if let Some(answer) = self.lane.poll(&*self.memory).unwrap() {
                 let mut reply = vec![0; answer.len];
@@ -275,11 +275,11 @@ impl LaneAttacker {
 
     /// The inode of a name in the root directory.
     fn look_up(&mut self, text: &str) -> u64 {
-        first(self.ask(LOOKUP, 1, format!("{text}\0").as_bytes()).unwrap().unwrap())
+        read_first(self.ask(LOOKUP, 1, format!("{text}\0").as_bytes()).unwrap().unwrap())
     }
 
     fn open(&mut self, ino: u64, flags: u32) -> Result<u64, i32> {
-        self.ask(OPEN, ino, &[flags, 0].map(u32::to_ne_bytes).concat()).unwrap().map(first)
+        self.ask(OPEN, ino, &[flags, 0].map(u32::to_ne_bytes).concat()).unwrap().map(read_first)
     }
 
     /// The output of an ioctl of a directory, or the error.
@@ -332,7 +332,7 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
             attacker.memory.write(LANE_AT + 1024, &entry(*words));
             attacker.memory.store(USED, u32::MAX);
             attacker.memory.store(LANE_AT, *submitted);
-            attacker.bell();
+            attacker.ring_doorbell();
             let ended = attacker.has_ended(Duration::from_secs(60));
             assert!(ended, "{submitted:#x} {words:x?} is served");
         }
@@ -350,7 +350,7 @@ fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
             message[..4].copy_from_slice(&length.to_ne_bytes());
             let data = vec![7; 200_000 - message.len()];
             attacker.lane.submit(&*attacker.memory, number, &[&message, &data], 0).unwrap();
-            attacker.bell();
+            attacker.ring_doorbell();
             assert!(attacker.has_ended(Duration::from_secs(60)), "{length} is served");
         }
         // A handle that is not this client's, with data that stays in the lane.
@@ -449,7 +449,7 @@ fn any_bytes_in_the_lanes_harm_nobody() {
                 if random.u8(..8) == 0 {
                     attacker.memory.store(word, random.u32(..));
                 }
-                attacker.bell();
+                attacker.ring_doorbell();
             }
             assert!(!attacker.has_secret());
         }
@@ -479,7 +479,7 @@ fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs
 /// The memory of pages is for clients that may read the file, and the open file decides.
 #[test]
 fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
-    attack_on(|path, secret| {
+    attack_open_file(|path, secret| {
         let (mut attacker, mut other) = (LaneAttacker::connect(path), LaneAttacker::connect(path));
         let handles = || (0..64).chain([secret.fh.0, u64::MAX]);
         let kinds = [PAGES, PAGES | MAP_TO_WRITE, u64::MAX, MAP_TO_READ, MAP_TO_WRITE];
@@ -507,7 +507,7 @@ fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
         let of_other = other.open(public, 0).unwrap();
         refused(&attacker, public, of_other, libc::EBADF);
         refused(&attacker, secret.ino.0, fh, libc::EBADF);
-        let dir = attacker.ask(OPENDIR, 1, &[0; 8]).unwrap().map(first).unwrap();
+        let dir = attacker.ask(OPENDIR, 1, &[0; 8]).unwrap().map(read_first).unwrap();
         assert!(attacker.ask_for_memory(1, dir, PAGES).is_err());
         assert!(attacker.ask_for_memory(secret.ino.0, dir, PAGES).is_err());
         let pages = attacker.ask_for_memory(public, fh, PAGES).unwrap();
@@ -528,7 +528,7 @@ fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
 
 #[test]
 fn nobody_writes_lengthens_or_seals_the_memory_that_was_handed_over() {
-    attack_on(|path, _| {
+    attack_open_file(|path, _| {
         let mut attacker = LaneAttacker::connect(path);
         let public = attacker.look_up("public");
         let fh = attacker.open(public, 0).unwrap();
@@ -572,7 +572,7 @@ fn descriptors_of(inode: u64) -> usize {
 
 #[test]
 fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
-    attack_on(|path, _| {
+    attack_open_file(|path, _| {
         let mut attacker = LaneAttacker::connect(path);
         let public = attacker.look_up("public");
         let fh = attacker.open(public, 0).unwrap();
@@ -618,7 +618,7 @@ fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
 
 #[test]
 fn no_memory_has_names_of_a_directory_that_its_user_may_not_search() {
-    attack_on(|path, _| {
+    attack_open_file(|path, _| {
         let mut attacker = LaneAttacker::connect(path);
         let memory =
             [TOLD_NAMES, VERSIONS].map(|kind| attacker.ask_for_memory(1, 0, kind).unwrap());

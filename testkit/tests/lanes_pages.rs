@@ -55,7 +55,7 @@ fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Vec<u8> {
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
     fs.read(&cx(), file, ReadArgs { offset, ..ReadArgs::default() }, &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     bytes
 }
@@ -377,7 +377,7 @@ fn number(file: usize, page: u64) -> u64 {
     ((file as u64) << 32 | page) << 16
 }
 
-fn filled(fs: &dyn FileSystem) -> Vec<File> {
+fn make_filled(fs: &dyn FileSystem) -> Vec<File> {
     let make = |file: usize| {
         let made = create(fs, &format!("file {file}"));
         for page in 0..FILE_PAGES {
@@ -392,7 +392,7 @@ fn filled(fs: &dyn FileSystem) -> Vec<File> {
 fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
     for (policy, kind) in PolicyKind::ALL {
         let fs = paged(PagedOptions { bytes: LEAST, policy: kind });
-        let files = filled(&*fs);
+        let files = make_filled(&*fs);
         // Two users, each with its share of the heads.
         let reader = |(at, file): (usize, &File)| {
             PageReader::from_fd(fs.pages(file.ino, at as u32 % 2).unwrap()).unwrap()
@@ -433,7 +433,7 @@ fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
 fn two_clients_read_what_was_written_while_pages_leave_their_memory() {
     serve(PagedOptions { bytes: LEAST, ..PagedOptions::default() }, |connect| {
         let maker = connect();
-        filled(&maker);
+        make_filled(&maker);
         let acknowledged: Vec<AtomicU64> =
             (0..FILES as u64 * FILE_PAGES).map(|_| AtomicU64::new(0)).collect();
         let over = AtomicU64::new(0);
@@ -488,7 +488,7 @@ fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
             let by = Context::new(Caller { uid, gid: 0, pid });
             fs.read(&by, file, args, &mut ReadBuf::new(&mut sink, 4096)).unwrap();
         };
-        let files = filled(&*fs);
+        let files = make_filled(&*fs);
         files.iter().for_each(|file| drop(fs.pages(file.ino, 3).unwrap()));
         // 2.6 MiB are 42 groups of 16 pages. Users 1 and 2 share five files, 10 groups.
         for page in 0..FILE_PAGES {
@@ -526,7 +526,7 @@ fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() 
     });
     let options = PagedOptions { bytes: LEAST, ..PagedOptions::default() };
     let fs = PagedFileSystem::wrap(Arc::clone(&reads) as _, options).unwrap();
-    let files = filled(&*fs);
+    let files = make_filled(&*fs);
     let readers: Vec<PageReader> = (0..)
         .zip(&files)
         .map(|(at, file)| PageReader::from_fd(fs.pages(file.ino, at % 2).unwrap()).unwrap())

@@ -53,7 +53,7 @@ impl FileSystem for LendingDevice {
             let mut part = ReadBuf::new(&mut sink, len);
             let args = ReadArgs { offset: args.offset + done, ..args };
             FileSystem::read(&self.inner, cx, file, args, &mut part)?;
-            let count = part.filled();
+            let count = part.filled_len();
             out.advance(count)?;
             done += count as u64;
             if count < len {
@@ -87,7 +87,7 @@ impl FileSystem for LendingDevice {
 #[test]
 fn every_frontend_lends_its_private_memory() {
     for submits in [false, true] {
-        ways::each(
+        ways::run_on_each(
             || LendingDevice::new(submits),
             |way, fs, open| {
                 let file = open();
@@ -140,7 +140,7 @@ impl FileSystem for OwnedMemoryDevice {
                     let mut sink = SliceSink::new(&mut room[..len]);
                     let mut out = ReadBuf::new(&mut sink, len);
                     let read = FileSystem::read(&*inner, &cx, file, args, &mut out);
-                    let filled = out.filled();
+                    let filled = out.filled_len();
                     io.finish_room(room, read.map(|()| filled));
                 });
             }
@@ -160,7 +160,7 @@ impl FileSystem for OwnedMemoryDevice {
 
 #[test]
 fn memory_is_given_to_a_device_only_in_the_process_of_its_owner() {
-    ways::each(OwnedMemoryDevice::new, |way, fs, open| {
+    ways::run_on_each(OwnedMemoryDevice::new, |way, fs, open| {
         let file = open();
         let bytes: Vec<u8> = (0..20_000).map(|at| (at % 251) as u8).collect();
         assert_eq!(file.pwrite(&bytes, 3), bytes.len(), "{way}");

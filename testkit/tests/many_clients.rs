@@ -30,7 +30,7 @@ fn one_two_and_eight_clients(
     check_some(missing, SEQUENCES, || Arc::new(serve(make()).with_client()));
     for clients in [2, 8] {
         check_some(missing, SEQUENCES, || {
-            Arc::new(SpreadClients::over(serve(make()), clients, keep))
+            Arc::new(SpreadClients::connect_to(serve(make()), clients, keep))
         });
     }
 }

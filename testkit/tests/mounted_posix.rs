@@ -7,7 +7,7 @@ use defuse_testkit::suites::{CONFIGS, ConformanceSuite, StageConfig, run};
 /// One test, because the suite must be alone in its process.
 #[test]
 fn every_configuration_keeps_the_promises() {
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }

@@ -29,7 +29,7 @@ fn with_lanes() -> ServerOptions {
     ServerOptions { lines: Some(Arc::new(LaneOffers::default())), ..ServerOptions::default() }
 }
 
-fn served_with(options: ServerOptions) -> TestServer {
+fn serve_with(options: ServerOptions) -> TestServer {
     let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
         .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
@@ -40,7 +40,7 @@ fn served_with(options: ServerOptions) -> TestServer {
 /// A client that knows the versions of the server.
 fn connect(served: &TestServer) -> RemoteClient {
     let client = served.client();
-    client.attached(Origin::new(), Arc::new(NoNotify));
+    client.attach(Origin::new(), Arc::new(NoNotify));
     client
 }
 
@@ -98,11 +98,11 @@ fn nth(at: usize) -> String {
 #[test]
 fn files_of_a_directory_are_opened_several_at_a_time() {
     for options in [with_lanes(), ServerOptions::default()] {
-        opens_several(&served_with(options));
+        open_several(&serve_with(options));
     }
 }
 
-fn opens_several(served: &TestServer) {
+fn open_several(served: &TestServer) {
     let (maker, reader) = (connect(served), connect(served));
     for at in 0..200 {
         make(&maker, &nth(at), &vec![at as u8; at * 7]);
@@ -146,7 +146,7 @@ fn with_ready_files(served: &TestServer) -> RemoteClient {
 #[test]
 fn a_file_that_has_changed_since_is_opened_anew() {
     type RemoteChange = fn(&RemoteClient, Ino);
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let maker = connect(&served);
     let changes: [(&str, RemoteChange, Result<Vec<u8>>); 6] = [
         ("nothing", |_, _| (), Ok(vec![1; 100])),
@@ -209,7 +209,7 @@ fn a_file_that_has_changed_since_is_opened_anew() {
 
 #[test]
 fn removed_files_do_not_stay_open() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let maker = connect(&served);
     make_all(&maker, 30);
     let reader = with_ready_files(&served);
@@ -236,7 +236,7 @@ fn removed_files_do_not_stay_open() {
 /// file back.
 #[test]
 fn the_access_time_follows_the_read() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let maker = connect(&served);
     let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
     let set = SetAttr { atime: Some(SetTime::At(past)), ..SetAttr::default() };
@@ -268,7 +268,7 @@ fn the_access_time_follows_the_read() {
 
 #[test]
 fn a_child_does_not_inherit_files_that_nobody_has_opened() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let maker = connect(&served);
     make_all(&maker, 20);
     let reader = with_ready_files(&served);
@@ -293,7 +293,7 @@ fn a_child_does_not_inherit_files_that_nobody_has_opened() {
 #[test]
 fn half_of_the_files_that_a_client_may_have_open_are_left_to_it() {
     let limits = ConnectionLimits { opens: 32, ..ConnectionLimits::default() };
-    let served = served_with(ServerOptions { limits, ..with_lanes() });
+    let served = serve_with(ServerOptions { limits, ..with_lanes() });
     let maker = connect(&served);
     make_all(&maker, 60);
     let reader = with_ready_files(&served);
@@ -363,7 +363,7 @@ fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
 /// Random changes by one client, and reads by another one, beside a model.
 #[test]
 fn a_reader_sees_each_change_of_another_client() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let (writer, reader) = (connect(&served), connect(&served));
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut random = fastrand::Rng::with_seed(7);
@@ -463,7 +463,7 @@ fn wait_for(served: &TestServer, place: usize, count: u64) {
 
 #[test]
 fn the_next_directory_is_open_while_a_program_works_in_one() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let (_maker, reader) = with_tree(&served, 10);
     walk(&reader, 10);
     let dir = open_dir(&reader, inode(&reader, "tree").unwrap());
@@ -483,7 +483,7 @@ fn the_next_directory_is_open_while_a_program_works_in_one() {
 
 #[test]
 fn a_directory_that_has_changed_since_is_opened_and_listed_anew() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let (maker, reader) = with_tree(&served, 10);
     let dir = |at: usize| inode(&maker, &format!("tree/dir-{at}")).unwrap();
     list(&reader, open_dir(&reader, inode(&reader, "tree").unwrap()));
@@ -508,7 +508,7 @@ fn a_directory_that_has_changed_since_is_opened_and_listed_anew() {
 /// A directory that no client has opened keeps its access time.
 #[test]
 fn a_directory_is_not_listed_ahead_where_that_changes_its_access_time() {
-    let served = served_with(with_lanes());
+    let served = serve_with(with_lanes());
     let (maker, reader) = with_tree(&served, 3);
     let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
     let set = SetAttr { atime: Some(SetTime::At(past)), ..SetAttr::default() };

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use defuse_testkit::mounted::{Ext4Mount, ServedMount, program, scratch, why_not};
+use defuse_testkit::mounted::{Ext4Mount, ServedMount, program, scratch, unavailable_reason};
 
 const COMBINATIONS: &str = "2000";
 const SCRIPT: &str = include_str!("permissions/combinations.py");
@@ -35,7 +35,7 @@ fn lines(output: Output) -> Vec<String> {
 /// or an exclusion of docs/preload.md. `None` if it may not differ.
 fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
     // It depends on the groups of the writer. Its meaning, mandatory locks, was removed from Linux.
-    let differs_by_mark = without_marks(native) == without_marks(ours);
+    let differs_by_mark = strip_marks(native) == strip_marks(ours);
     match target {
         // The daemon of a passthrough acts for the user without supplementary groups.
         "passthrough" | "no_passthrough" | "writeback" | "run-served" if differs_by_mark => {
@@ -51,7 +51,7 @@ fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
         _ => {}
     }
     let what = |text: &str| native.contains(text);
-    if !target.starts_with("run") && what("chown: EPERM") && without_capability(native) == ours {
+    if !target.starts_with("run") && what("chown: EPERM") && strip_capability(native) == ours {
         // Removed by a request of the kernel that looks like the one before a truncation.
         return Some("whoever may write may have file capabilities removed by a refused chown");
     }
@@ -64,7 +64,7 @@ fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
 }
 
 /// The line without set-group-id where the group may not execute.
-fn without_marks(line: &str) -> String {
+fn strip_marks(line: &str) -> String {
     let clear = |word: &str| match u32::from_str_radix(word, 8) {
         Ok(mode) if word.len() == 6 && mode & 0o2010 == 0o2000 => format!("{:o}", mode & !0o2000),
         _ => word.to_owned(),
@@ -72,14 +72,14 @@ fn without_marks(line: &str) -> String {
     line.split(' ').map(clear).collect::<Vec<_>>().join(" ")
 }
 
-fn without_capability(line: &str) -> String {
+fn strip_capability(line: &str) -> String {
     let words = line.split(' ').filter(|word| !word.starts_with("security.capability="));
     words.collect::<Vec<_>>().join(" ")
 }
 
 #[test]
 fn a_user_has_exactly_the_native_permissions() {
-    let python = match (why_not(), python()) {
+    let python = match (unavailable_reason(), python()) {
         (None, Some(python)) => python,
         (why, _) => {
             println!("skipped: {}", why.unwrap_or("there is no python3"));

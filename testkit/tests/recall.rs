@@ -29,9 +29,9 @@ struct RecallingMemory {
 }
 
 impl FileSystem for RecallingMemory {
-    delegate!(to inner, except attached);
+    delegate!(to inner, except attach);
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
     }
 }
@@ -108,7 +108,7 @@ fn a_kernel_mount_writes_back_what_it_holds_before_it_answers_a_recall() {
 }
 
 /// Mounts `fs` in the in-process client and looks `a:/file` up while `run` runs.
-fn in_process(fs: Arc<dyn FileSystem>, run: impl FnOnce(&dyn Fn() -> u32)) {
+fn run_in_process(fs: Arc<dyn FileSystem>, run: impl FnOnce(&dyn Fn() -> u32)) {
     let client = DirectClient::new(defuse_direct::ClientOptions::default());
     client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
     let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
@@ -122,7 +122,7 @@ fn in_process(fs: Arc<dyn FileSystem>, run: impl FnOnce(&dyn Fn() -> u32)) {
 #[test]
 fn the_in_process_client_drops_attributes_when_they_are_recalled() {
     let fs = RecallingMemory::new();
-    in_process(fs.clone(), |perm| {
+    run_in_process(fs.clone(), |perm| {
         assert_eq!(perm(), 0o600);
         // Changed without a word to the client.
         let (ino, _) = fs.file();
@@ -144,7 +144,7 @@ fn a_socket_refuses_a_recall_that_it_could_not_acknowledge() {
         scope.spawn(|| server.run());
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let remote = RemoteClient::connect(&path, RemoteOptions::default()).unwrap();
-            in_process(Arc::new(remote), |perm| {
+            run_in_process(Arc::new(remote), |perm| {
                 assert_eq!(perm(), 0o600);
                 assert_eq!(fs.recall(fs.file().0, LONG), Err(Errno::ENOSYS));
             });
@@ -159,7 +159,7 @@ fn a_recall_passes_a_view_and_ends_at_a_frontend_without_a_cache() {
     assert_eq!(recall(&NoNotify, Ino(7), LONG), Ok(()));
     let fs = RecallingMemory::new();
     let view = SubdirLayer::new(fs.clone(), Caller::default(), []).unwrap();
-    view.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    view.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     assert_eq!(fs.recall(Ino(7), LONG), Ok(()));
     assert_eq!(fs.recall(Ino::ROOT, LONG), Ok(()));
 }

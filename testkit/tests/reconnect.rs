@@ -56,7 +56,7 @@ fn memory() -> Arc<MemoryFileSystem> {
 
 /// Runs `test` on clients by messages and by shared memory, with the first server and a function that begins
 /// another one, on the same files or on those that it is given.
-fn each(
+fn run_on_each(
     limit: Duration,
     test: impl Fn(&Path, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>),
 ) {
@@ -94,7 +94,7 @@ fn lookup(client: &ReconnectingClient, parent: Ino, text: &str) -> Result<Ino> {
 
 #[test]
 fn open_files_and_directories_are_found_again_by_their_paths() {
-    each(LONG, |path, client, first, fs| {
+    run_on_each(LONG, |path, client, first, fs| {
         let cx = context();
         let outer = mkdir(&client, Ino::ROOT, "outer").unwrap();
         let inner = mkdir(&client, outer, "inner").unwrap();
@@ -125,7 +125,7 @@ fn open_files_and_directories_are_found_again_by_their_paths() {
 
 #[test]
 fn a_file_that_is_another_one_or_has_no_name_any_more_is_stale() {
-    each(LONG, |path, client, first, _| {
+    run_on_each(LONG, |path, client, first, _| {
         let cx = context();
         let (entry, file) = create(&client, "same name");
         let (_, unlinked) = create(&client, "unlinked");
@@ -153,7 +153,7 @@ fn a_file_that_is_another_one_or_has_no_name_any_more_is_stale() {
 /// The second server has no data that the first one had acknowledged and not made durable.
 #[test]
 fn fsync_fails_once_after_changes_that_no_fsync_has_made_durable() {
-    each(LONG, |path, client, first, fs| {
+    run_on_each(LONG, |path, client, first, fs| {
         let cx = context();
         let (_, durable) = create(&client, "durable");
         let (_, lost) = create(&client, "lost");
@@ -180,7 +180,7 @@ fn fsync_fails_once_after_changes_that_no_fsync_has_made_durable() {
 
 #[test]
 fn lost_locks_fail_the_next_call_on_their_open_file_once() {
-    each(LONG, |path, client, first, fs| {
+    run_on_each(LONG, |path, client, first, fs| {
         let (entry, locked) = create(&client, "locked");
         let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
         let fh = client.open(&context(), entry.ino, args).unwrap().fh;
@@ -225,14 +225,14 @@ fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
 /// a call has recorded that; and with `EINTR` if the server ended in order.
 #[test]
 fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
-    each(LONG, |path, client, first, fs| {
+    run_on_each(LONG, |path, client, first, fs| {
         let (held, answer) = wait_for_lock(&client);
         first.end();
         assert_eq!(answer.recv_timeout(LONG).unwrap(), Err(Errno::ENOLCK));
         let _second = EndableServer::start(path, fs);
         assert_eq!(setlk(&client, held, LockType::Write), Err(Errno::ENOLCK));
     });
-    let (_dir, between, client, _server, _) = losing();
+    let (_dir, between, client, _server, _) = make_losing();
     let (_, answer) = wait_for_lock(&client);
     between.lose(LostPart::Request(MKDIR));
     assert!(mkdir(&client, Ino::ROOT, "dir").is_ok());
@@ -242,7 +242,7 @@ fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
 #[test]
 fn without_a_server_calls_end_at_the_limit_and_the_next_server_is_found() {
     let limit = Duration::from_millis(300);
-    each(limit, |path, client, first, fs| {
+    run_on_each(limit, |path, client, first, fs| {
         let (_, file) = create(&client, "file");
         fsync(&client, file).unwrap();
         first.end();
@@ -266,7 +266,7 @@ fn without_a_server_calls_end_at_the_limit_and_the_next_server_is_found() {
 
 #[test]
 fn a_waiting_call_ends_with_an_interrupt() {
-    each(LONG, |_, client, first, _| {
+    run_on_each(LONG, |_, client, first, _| {
         let (_, file) = create(&client, "file");
         first.end();
         let token = InterruptToken::default();
@@ -282,7 +282,7 @@ fn a_waiting_call_ends_with_an_interrupt() {
 
 #[test]
 fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
-    each(LONG, |path, client, first, fs| {
+    run_on_each(LONG, |path, client, first, fs| {
         let cx = context();
         let known = || format!("{client:?}");
         let before = known();
@@ -379,7 +379,7 @@ impl MessageProxy {
                 let mut room = vec![0; 256 << 10];
                 while let Ok((len, _)) = recv(from, &mut room[..], RecvFlags::empty()) {
                     let message = &room[..len];
-                    if len == 0 || between.loses(is_request, message, &awaited) {
+                    if len == 0 || between.should_lose(is_request, message, &awaited) {
                         break;
                     }
                     if send(to, message, SendFlags::NOSIGNAL).is_err() {
@@ -392,7 +392,7 @@ impl MessageProxy {
         }
     }
 
-    fn loses(&self, is_request: bool, message: &[u8], awaited: &Mutex<Option<u64>>) -> bool {
+    fn should_lose(&self, is_request: bool, message: &[u8], awaited: &Mutex<Option<u64>>) -> bool {
         let Some(head) = message.get(..16) else { return false };
         let number = u64::from_ne_bytes(head[8..16].try_into().unwrap());
         let (mut lost, mut awaited) = (self.lost.lock().unwrap(), awaited.lock().unwrap());
@@ -420,8 +420,8 @@ impl MessageProxy {
 }
 
 /// A client by messages that loses one of them at a time, and the files of its server.
-fn losing() -> (TempDir, Arc<MessageProxy>, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>)
-{
+fn make_losing()
+-> (TempDir, Arc<MessageProxy>, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>) {
     let dir = TempDir::with_prefix("defuse-reconnect-").unwrap();
     let (path, behind) = (dir.path().join("socket"), dir.path().join("server"));
     let fs = memory();
@@ -444,7 +444,7 @@ fn make_file(client: &ReconnectingClient, text: &str) -> Result<File> {
 /// true in both cases.
 #[test]
 fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
-    let (_dir, between, client, server, fs) = losing();
+    let (_dir, between, client, server, fs) = make_losing();
     between.lose(LostPart::Answer(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert!(between.is_lost() && fs.lookup(&context(), Ino::ROOT, name("dir")).is_ok());
@@ -465,7 +465,7 @@ fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
 /// It failed with `EIO`, although the name is missing: whatever became of the call, it can be made again.
 #[test]
 fn a_creation_that_was_not_done_is_made_by_the_next_server() {
-    let (_dir, between, client, server, fs) = losing();
+    let (_dir, between, client, server, fs) = make_losing();
     between.lose(LostPart::Request(MKDIR));
     let dir = mkdir(&client, Ino::ROOT, "dir").unwrap();
     assert!(between.is_lost() && mkdir(&client, dir, "inner").is_ok());
@@ -486,7 +486,7 @@ fn a_creation_that_was_not_done_is_made_by_the_next_server() {
 /// Each close(2) was a request.
 #[test]
 fn a_close_asks_the_server_only_after_changes_and_locks() {
-    let (_dir, between, client, server, _) = losing();
+    let (_dir, between, client, server, _) = make_losing();
     let flushes = || between.requests.lock().unwrap().iter().filter(|one| **one == FLUSH).count();
     let flush = |file| client.flush(&context(), file, LockOwner(1));
     let file = make_file(&client, "file").unwrap();

@@ -9,7 +9,7 @@ const CLIENTS: usize = 8;
 
 #[test]
 fn clients_at_once_keep_the_promises() {
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         println!("skipped: {reason}");
         return;
     }
@@ -28,13 +28,13 @@ fn clients_at_once_keep_the_promises() {
     assert!(output.status.success(), "{said}\n{why}");
     let of = format!(" x {CLIENTS} ");
     let rows: Vec<usize> =
-        said.lines().filter_map(|line| passed(line.split_once(&of)?.1)).collect();
+        said.lines().filter_map(|line| parse_passed(line.split_once(&of)?.1)).collect();
     // The row is printed twice: at its end, and in the table.
     assert_eq!(rows.len(), 2, "{said}");
     assert!(rows.iter().all(|passed| *passed >= CLIENTS * 150), "too few cases: {said}");
 }
 
 /// The number of passed cases in the rest of a row.
-fn passed(row: &str) -> Option<usize> {
+fn parse_passed(row: &str) -> Option<usize> {
     row.split_whitespace().next()?.parse().ok()
 }

@@ -22,15 +22,15 @@ use defuse_socket::ServerOptions;
 mod served;
 use served::{TestServer, context, create, name, read, write};
 
-fn versioned() -> Arc<VersionedFileSystem> {
+fn make_versioned() -> Arc<VersionedFileSystem> {
     VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(
         defuse_memory::MemoryOptions::default(),
     )))
     .unwrap()
 }
 
-fn served() -> TestServer {
-    let fs = versioned();
+fn serve() -> TestServer {
+    let fs = make_versioned();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
@@ -39,7 +39,7 @@ fn served() -> TestServer {
 
 fn client(served: &TestServer) -> RemoteClient {
     let client = served.client();
-    client.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    client.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     // It requests the memory of names.
     let _ = find(&client, "nothing");
     client
@@ -70,7 +70,7 @@ fn make_tree(fs: &dyn FileSystem, files: usize) {
 
 #[test]
 fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
-    let served = served();
+    let served = serve();
     let (first, second) = (client(&served), client(&served));
     make_tree(&first, 40);
     let paths: Vec<_> = (0..40).map(|number| format!("dir/file-{number}")).collect();
@@ -97,7 +97,7 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
 
 #[test]
 fn what_a_client_finds_there_is_the_newest() {
-    let served = served();
+    let served = serve();
     let (one, two) = (client(&served), client(&served));
     let cx = context();
     let (entry, file) = create(&one, "file");
@@ -127,7 +127,7 @@ fn what_a_client_finds_there_is_the_newest() {
 #[test]
 fn what_an_open_file_changes_is_told_when_it_is_closed() {
     for access in [0, OpenFlags::RDWR] {
-        let served = served();
+        let served = serve();
         let (one, two) = (client(&served), client(&served));
         let cx = context();
         make_tree(&one, 1);
@@ -162,7 +162,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
         while looks_of_next().1 > 0 && begun.elapsed() < Duration::from_secs(20) {}
         change(0o606);
         let file = File { ino, fh: opened.fh };
-        one.release(&cx, file, ReleaseArgs::of(args.flags)).unwrap();
+        one.release(&cx, file, ReleaseArgs::from_flags(args.flags)).unwrap();
         let begun = Instant::now();
         while served.requests_of(&["RELEASE"]) == 0 && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
@@ -175,7 +175,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
 /// first read.
 #[test]
 fn the_first_read_of_a_file_shows_in_its_attributes() {
-    let served = served();
+    let served = serve();
     let (one, two, three) = (client(&served), client(&served), client(&served));
     let cx = context();
     let (_, file) = create(&one, "file");
@@ -201,7 +201,7 @@ fn the_first_read_of_a_file_shows_in_its_attributes() {
 
 #[test]
 fn a_file_without_extended_attributes_is_asked_for_none() {
-    let served = served();
+    let served = serve();
     let (one, two) = (client(&served), client(&served));
     let cx = context();
     let (entry, _) = create(&one, "file");
@@ -239,14 +239,14 @@ fn a_file_without_extended_attributes_is_asked_for_none() {
     assert_eq!(get(&two, acl), get(&one, acl));
 }
 
-fn who(uid: u32, groups: &[u32]) -> PeerCredentials {
+fn make_user(uid: u32, groups: &[u32]) -> PeerCredentials {
     PeerCredentials { pid: 1, uid, groups: groups.to_vec() }
 }
 
 /// A user who reads the memory of others, or names inodes from it, would get behind a directory that is closed to it.
 #[test]
 fn users_with_other_rights_share_no_names() {
-    let fs = versioned();
+    let fs = make_versioned();
     let (root, user) = (context(), Context::new(Caller { uid: 7, gid: 7, pid: 1 }));
     let closed = NewNode::new(FileKind::Directory, 0o700, root.caller);
     let closed = fs.mkdir(&root, Ino::ROOT, name("closed"), &closed).unwrap().ino;
@@ -259,8 +259,8 @@ fn users_with_other_rights_share_no_names() {
         connection.share(fs.names(connection.credentials()).unwrap());
         connection
     };
-    let same = [connect(who(0, &[0])), connect(who(0, &[0]))];
-    let others = [who(7, &[7]), who(0, &[0, 7])].map(connect);
+    let same = [connect(make_user(0, &[0])), connect(make_user(0, &[0]))];
+    let others = [make_user(7, &[7]), make_user(0, &[0, 7])].map(connect);
     let path = NormalPath::new(b"closed/file").unwrap();
     same[0].walk_steps(&root, Ino::ROOT, path, |_| ()).unwrap();
     assert!(same[1].getattr(&root, file, None).is_ok(), "told of to a client with its rights");
@@ -276,7 +276,7 @@ fn users_with_other_rights_share_no_names() {
     assert_eq!(others[0].walk_steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
     assert!(!finds(&others[0]));
     // The next program of a process, as another user, has the names of that user.
-    let heir = same[0].prepare_exec(who(7, &[7]));
+    let heir = same[0].prepare_exec(make_user(7, &[7]));
     heir.share(fs.names(heir.credentials()).unwrap());
     assert_eq!(heir.getattr(&user, file, None), Err(Errno::ESTALE));
     assert!(!finds(&heir));
@@ -287,29 +287,29 @@ fn users_with_other_rights_share_no_names() {
 /// A user with many sets of groups would take memory without end, or the memory of others.
 #[test]
 fn memories_of_names_are_few_and_those_in_use_stay() {
-    let fs = versioned();
+    let fs = make_versioned();
     let mut used: Vec<Arc<dyn NameSource>> = Vec::new();
     for group in 0..4 {
-        used.push(fs.names(&who(7, &[7, 100 + group])).unwrap());
+        used.push(fs.names(&make_user(7, &[7, 100 + group])).unwrap());
     }
-    assert!(fs.names(&who(7, &[7, 200])).is_none(), "a fifth set of groups");
-    assert!(fs.names(&who(7, &[103, 7])).is_some(), "one that is known, in another order");
-    let others: Vec<_> = (0..30).filter_map(|uid| fs.names(&who(1000 + uid, &[1]))).collect();
+    assert!(fs.names(&make_user(7, &[7, 200])).is_none(), "a fifth set of groups");
+    assert!(fs.names(&make_user(7, &[103, 7])).is_some(), "one that is known, in another order");
+    let others: Vec<_> = (0..30).filter_map(|uid| fs.names(&make_user(1000 + uid, &[1]))).collect();
     assert_eq!(others.len(), 12);
     drop(others);
     // Memories that no client uses give way.
-    assert!((0..30).all(|uid| fs.names(&who(2000 + uid, &[1])).is_some()));
+    assert!((0..30).all(|uid| fs.names(&make_user(2000 + uid, &[1])).is_some()));
     used.pop();
-    assert!(fs.names(&who(7, &[7, 200])).is_some());
-    assert!(fs.names(&who(7, &[7, 201])).is_some(), "the one before is unused");
+    assert!(fs.names(&make_user(7, &[7, 200])).is_some());
+    assert!(fs.names(&make_user(7, &[7, 201])).is_some(), "the one before is unused");
 }
 
 /// Each change of a file would be written to as many names as a user gives it.
 #[test]
 fn few_names_of_one_file_are_told_of() {
-    let fs = versioned();
+    let fs = make_versioned();
     let cx = context();
-    let names = fs.names(&who(0, &[0])).unwrap();
+    let names = fs.names(&make_user(0, &[0])).unwrap();
     let reader = NameReader::from_fd(names.memory().unwrap()).unwrap();
     let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
     let ino = fs.mknod(&cx, Ino::ROOT, name("first"), &node).unwrap().ino;
@@ -336,9 +336,9 @@ fn few_names_of_one_file_are_told_of() {
 /// A number stays good as long as a name leads to it.
 #[test]
 fn inodes_may_be_named_while_their_names_are_in_the_memory() {
-    let fs = versioned();
+    let fs = make_versioned();
     let cx = context();
-    let names = fs.names(&who(0, &[0])).unwrap();
+    let names = fs.names(&make_user(0, &[0])).unwrap();
     let reader = NameReader::from_fd(names.memory().unwrap()).unwrap();
     let node = NewNode::new(FileKind::Fifo, 0o644, cx.caller);
     let make = |number: u32| {

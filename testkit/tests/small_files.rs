@@ -23,7 +23,7 @@ use served::{TestServer, context, create, name};
 /// The largest file that comes with the reply, in bytes.
 const MOST: usize = 32 * 1024;
 
-fn served() -> TestServer {
+fn serve() -> TestServer {
     let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
         .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
@@ -35,7 +35,7 @@ fn served() -> TestServer {
 /// A client that knows the versions of the server.
 fn connect(served: &TestServer) -> RemoteClient {
     let client = served.client();
-    client.attached(Origin::new(), Arc::new(NoNotify));
+    client.attach(Origin::new(), Arc::new(NoNotify));
     client
 }
 
@@ -54,7 +54,7 @@ fn read_with(fs: &dyn FileSystem, file: File, flags: u32, (offset, len): (u64, u
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
     fs.read(&context(), file, args, &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     bytes
 }
@@ -86,7 +86,7 @@ fn look_up(fs: &dyn FileSystem, text: &str) -> Ino {
 
 #[test]
 fn a_small_file_is_read_by_its_open_alone() {
-    let served = served();
+    let served = serve();
     let client = connect(&served);
     let bytes: Vec<u8> = (0..MOST).map(|at| at as u8).collect();
     let ino = make(&client, "file", &bytes);
@@ -128,7 +128,7 @@ fn a_small_file_is_read_by_its_open_alone() {
 
 #[test]
 fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to() {
-    let served = served();
+    let served = serve();
     let client = connect(&served);
     let ino = make(&client, "file", &[1; 5000]);
     let before = served.requests_of(&["READ"]);
@@ -160,7 +160,7 @@ fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to
 /// Whatever another client does to the file after it was opened, a read sees it.
 #[test]
 fn a_change_by_another_client_is_read() {
-    let served = served();
+    let served = serve();
     let (one, other) = (connect(&served), connect(&served));
     let ino = make(&one, "file", &[1; 100]);
     let seen = look_up(&other, "file");
@@ -191,7 +191,7 @@ fn a_change_by_another_client_is_read() {
 
 #[test]
 fn a_store_to_a_mapped_file_is_read() {
-    let served = served();
+    let served = serve();
     let (one, other) = (connect(&served), connect(&served));
     let ino = make(&one, "file", &[1; 8192]);
     let seen = look_up(&other, "file");
@@ -210,7 +210,7 @@ fn a_store_to_a_mapped_file_is_read() {
 /// The access time is the time of a read, at once for the client that reads, and from the close on for others.
 #[test]
 fn the_access_time_follows_the_read() {
-    let served = served();
+    let served = serve();
     let (one, other) = (connect(&served), connect(&served));
     // Not a day ago: then an open changes it.
     let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
@@ -265,22 +265,22 @@ fn bytes_need_a_file_that_is_open_for_reading() {
     served::write(&root, file, 0, &[1; 100]).unwrap();
     let set = SetAttr { perm: Some(0o622), ..SetAttr::default() };
     root.setattr(&context(), entry.ino, None, &set).unwrap();
-    let whole = |size| root.whole(&context(), file, size).map(|whole| whole.bytes);
+    let whole = |size| root.read_whole(&context(), file, size).map(|whole| whole.bytes);
     assert_eq!((whole(100), whole(99)), (Some(vec![1; 100]), None));
     let stranger = PeerConnection::new(fs, service, user(7));
     let own = Context::new(Caller { uid: 7, gid: 7, pid: 1 });
-    assert_eq!(stranger.whole(&own, file, 100), None);
+    assert_eq!(stranger.read_whole(&own, file, 100), None);
     let ino = stranger.lookup(&own, Ino::ROOT, name("secret")).unwrap().ino;
-    assert_eq!(stranger.whole(&own, file, 100), None);
+    assert_eq!(stranger.read_whole(&own, file, 100), None);
     let args = OpenArgs { flags: OpenFlags(OpenFlags::WRONLY), kill_suidgid: false };
     let fh = stranger.open(&own, ino, args).unwrap().fh;
-    assert_eq!(stranger.whole(&own, File { ino, fh }, 100), None);
+    assert_eq!(stranger.read_whole(&own, File { ino, fh }, 100), None);
 }
 
 /// Programs that open files and read none do not pay for bytes for long.
 #[test]
 fn bytes_that_nobody_reads_are_rarely_asked_for() {
-    let served = served();
+    let served = serve();
     let client = connect(&served);
     let ino = make(&client, "file", &[1; 100]);
     (0..100).for_each(|_| close(&client, open(&client, ino, 0)));
@@ -297,8 +297,8 @@ fn bytes_that_nobody_reads_are_rarely_asked_for() {
 /// A client keeps the bytes of a limited number of open files, and reads the others by requests.
 #[test]
 fn any_number_of_open_files_are_read() {
-    let client = served().with_client();
-    client.attached(Origin::new(), Arc::new(NoNotify));
+    let client = serve().with_client();
+    client.attach(Origin::new(), Arc::new(NoNotify));
     let ino = make(&client, "file", &[1; 1000]);
     let files: Vec<File> = (0..600).map(|_| open(&client, ino, 0)).collect();
     for _ in 0..2 {
@@ -310,7 +310,7 @@ fn any_number_of_open_files_are_read() {
 /// A reader never sees bytes that are older than an earlier write that was answered.
 #[test]
 fn two_clients_read_what_was_written_last() {
-    let served = served();
+    let served = serve();
     let (one, other) = (connect(&served), connect(&served));
     let ino = make(&one, "file", &[0; 4096]);
     let seen = look_up(&other, "file");

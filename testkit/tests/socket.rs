@@ -134,7 +134,8 @@ fn parent_and_child_release_their_files_independently() {
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
     let child = parent.inheritance().unwrap().begin();
-    let close = |client: &RemoteClient| client.release(&cx, file, ReleaseArgs::of(OpenFlags(0)));
+    let close =
+        |client: &RemoteClient| client.release(&cx, file, ReleaseArgs::from_flags(OpenFlags(0)));
     // The child closes the file for itself; the parent's stays open.
     assert_eq!(write(&child, file, 0, b"x"), Ok(1));
     close(&child).unwrap();
@@ -179,7 +180,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
         lock: Lock { typ: LockType::Write, start: range.0, end: range.1, pid: 1 },
         wait: false,
     };
-    let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+    let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
     parent.setlk(&cx, file, &request(LockKind::Flock, open_file, (0, u64::MAX))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
@@ -603,7 +604,7 @@ impl FileSystem for StuckReads {
     delegate!(to inner, except read);
     fn read(&self, cx: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
         let begun = Instant::now();
-        while !cx.interrupted() {
+        while !cx.is_interrupted() {
             assert!(begun.elapsed() < Duration::from_secs(20), "the interrupt has not arrived");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -325,7 +325,7 @@ fn no_client_releases_a_lock_of_another_by_naming_its_owner() {
         for (kind, owner) in [
             (LockKind::Flock, LockOwner(7)),
             (LockKind::Posix, LockOwner(7)),
-            (LockKind::Posix, LockOwner::of_process(1)),
+            (LockKind::Posix, LockOwner::for_process(1)),
         ] {
             let (locks, cx) = (request(kind, owner, LockType::Write), context(OTHER));
             one.setlk(&context(USER), file, &locks).unwrap();
@@ -354,7 +354,7 @@ fn a_record_lock_needs_a_file_that_is_open_for_it() {
     });
 }
 
-fn limited(limits: ConnectionLimits) -> ServerOptions {
+fn make_limited(limits: ConnectionLimits) -> ServerOptions {
     ServerOptions { limits, ..ServerOptions::default() }
 }
 
@@ -404,7 +404,7 @@ fn read(client: &RemoteClient, file: File, offset: u64, len: usize) -> Vec<u8> {
     let mut out = defuse_fs::ReadBuf::new(&mut sink, len);
     let args = defuse_fs::ReadArgs { offset, ..defuse_fs::ReadArgs::default() };
     client.read(&context(0), file, args, &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     bytes
 }
@@ -413,7 +413,7 @@ fn read(client: &RemoteClient, file: File, offset: u64, len: usize) -> Vec<u8> {
 #[test]
 fn a_client_maps_no_more_than_its_share() {
     let limits = ConnectionLimits { mapped_bytes: 1 << 20, ..ConnectionLimits::default() };
-    with_server(limited(limits), |_, path| {
+    with_server(make_limited(limits), |_, path| {
         let (one, other, cx) = (connect(path, 0), connect(path, 0), context(0));
         let (_, file) = create(&one, 0, "file", 0o644);
         assert_eq!(write(&one, 0, file, &vec![7; 2 << 20]), Ok(2 << 20));
@@ -543,7 +543,7 @@ fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
 fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     let limits =
         ConnectionLimits { lookups: 9, opens: 4, locks: 3, lock_waits: 2, mapped_bytes: 0 };
-    with_server(limited(limits), |_, path| {
+    with_server(make_limited(limits), |_, path| {
         let (maker, client, cx) = (connect(path, 0), connect(path, 0), context(0));
         let mut inode = Ino::ROOT;
         for number in 0..9 {
@@ -630,7 +630,7 @@ fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
         let copy_of =
             |copy_of: u128, own: u128| [copy_of.to_ne_bytes(), own.to_ne_bytes()].concat();
         let asks = |body: &[u8]| {
-            let socket = raw::connected(path);
+            let socket = raw::connect(path);
             send(&socket, &raw::request(COPY, 1, 0, 0, body));
             socket
         };
@@ -818,7 +818,7 @@ fn a_client_that_reads_no_answers_delays_nobody() {
     .unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let stuck = raw::begun(&path, 0);
+        let stuck = raw::connect_and_init(&path, 0);
         let mut room = [0; 4096];
         let (len, _) =
             rustix::net::recv(&stuck, &mut room[..], rustix::net::RecvFlags::empty()).unwrap();
@@ -881,7 +881,7 @@ fn a_client_has_few_submitted_operations_at_a_time() {
     let kept = || fs.kept.lock().unwrap().len();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let hostile = raw::begun(&path, 0);
+        let hostile = raw::connect_and_init(&path, 0);
         let mut room = [0; 4096];
         rustix::net::recv(&hostile, &mut room[..], rustix::net::RecvFlags::empty()).unwrap();
         let (mut sent, mut answered) = (0, 0);

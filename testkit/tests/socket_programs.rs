@@ -122,14 +122,14 @@ fn read(client: &RemoteClient, ino: Ino, size: u64) -> Vec<u8> {
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
     client.read(&cx, file, ReadArgs::default(), &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     let _ = client.flush(&cx, file, LockOwner(1));
     client.release(&cx, file, ReleaseArgs::default()).unwrap();
     bytes
 }
 
-fn seen(client: &RemoteClient, dir: Ino, prefix: &str, tree: &mut TreeContents) {
+fn walk_tree(client: &RemoteClient, dir: Ino, prefix: &str, tree: &mut TreeContents) {
     let cx = context();
     for name in list(client, dir) {
         let entry = client.lookup(&cx, dir, Name::new(&name).unwrap()).unwrap();
@@ -145,7 +145,7 @@ fn seen(client: &RemoteClient, dir: Ino, prefix: &str, tree: &mut TreeContents) 
             "{name} twice"
         );
         if attr.kind == FileKind::Directory {
-            seen(client, entry.ino, &name, tree);
+            walk_tree(client, entry.ino, &name, tree);
         }
         client.forget(entry.ino, 1);
     }
@@ -154,7 +154,7 @@ fn seen(client: &RemoteClient, dir: Ino, prefix: &str, tree: &mut TreeContents) 
 fn assert_same(client: &RemoteClient, dir: &Path) {
     let (mut there, mut here) = (TreeContents::new(), TreeContents::new());
     native(dir, "", &mut there);
-    seen(client, Ino::ROOT, "", &mut here);
+    walk_tree(client, Ino::ROOT, "", &mut here);
     assert!(there.keys().eq(here.keys()), "{:?}\n{:?}", there.keys(), here.keys());
     for (name, value) in &there {
         assert!(here[name] == *value, "{name}: {:?} {:o}", here[name].0, here[name].1);
@@ -184,7 +184,7 @@ fn change(client: &RemoteClient, dir: &Path) {
     let count = client.write(&cx, file, args, &mut WriteBuf::new(&mut source)).unwrap();
     assert_eq!(count, bytes.len());
     let _ = client.flush(&cx, file, LockOwner(1));
-    client.release(&cx, file, ReleaseArgs::of(flags)).unwrap();
+    client.release(&cx, file, ReleaseArgs::from_flags(flags)).unwrap();
     let to = Name::new(b"renamed").unwrap();
     client.rename(&cx, (made.ino, name), (Ino::ROOT, to), Default::default()).unwrap();
     client.forget(entry.ino, 1);
@@ -329,14 +329,14 @@ fn every_example_of_libfuse_works_or_has_a_reason() {
         let Some(program) = example(&name, dir.path()) else { return };
         let client = start(&[&[program.as_str()], words].concat());
         match trial {
-            ExampleTrial::Shows(_, file, content) => shows(&client, &name, file, *content),
+            ExampleTrial::Shows(_, file, content) => expect_shown(&client, &name, file, *content),
             ExampleTrial::Mirrors => mirrors(&client, dir.path()),
             _ => change(&client, Path::new("/nonexistent")),
         }
     }
 }
 
-fn shows(client: &RemoteClient, example: &str, start: &str, content: Option<&str>) {
+fn expect_shown(client: &RemoteClient, example: &str, start: &str, content: Option<&str>) {
     let names = list(client, Ino::ROOT);
     let name = names.iter().find(|name| name.starts_with(start.as_bytes()));
     let name = name.unwrap_or_else(|| panic!("{example}: {names:?}"));
@@ -372,7 +372,7 @@ fn mirrors(client: &RemoteClient, dir: &Path) {
     }
     let (mut there, mut here) = (TreeContents::new(), TreeContents::new());
     native(&source, "", &mut there);
-    seen(client, at, "", &mut here);
+    walk_tree(client, at, "", &mut here);
     assert!(there == here, "{:?}\n{:?}", there.keys(), here.keys());
 }
 

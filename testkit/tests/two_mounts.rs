@@ -33,17 +33,17 @@ impl PairedMount {
         PairedMount { dir, session: Some(session) }
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    fn path_of(&self, path: &str) -> PathBuf {
         self.dir.path().join(path)
     }
 
     /// The lookups and requests of attributes so far. Others, such as RELEASE, may come later than their cause.
     fn requests(&self) -> u64 {
         // A request is counted a moment after its answer.
-        let mut before = self.counted();
+        let mut before = self.count_requests();
         loop {
             std::thread::sleep(Duration::from_millis(50));
-            let now = self.counted();
+            let now = self.count_requests();
             if now == before {
                 return now;
             }
@@ -51,7 +51,7 @@ impl PairedMount {
         }
     }
 
-    fn counted(&self) -> u64 {
+    fn count_requests(&self) -> u64 {
         let snapshot = self.session.as_ref().unwrap().statistics().snapshot();
         let asked = |name: &str| ["LOOKUP", "GETATTR", "STATX"].contains(&name);
         let ops = snapshot.ops.iter().filter(|op| asked(op.op.name()));
@@ -80,7 +80,7 @@ fn uhs() -> Arc<dyn FileSystem> {
 }
 
 /// The file systems to test, or none where they cannot be mounted.
-fn each(test: impl Fn(&str, Arc<dyn FileSystem>)) {
+fn run_on_each(test: impl Fn(&str, Arc<dyn FileSystem>)) {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse");
         return;
@@ -111,18 +111,18 @@ fn look(paths: &[PathBuf]) -> Vec<Result<String, ErrorKind>> {
 
 #[test]
 fn each_of_two_mounts_answers_a_repeated_stat_without_a_request() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         if !has_epochs(&a) {
             return;
         }
-        fs::create_dir_all(a.at("1/2/3")).unwrap();
+        fs::create_dir_all(a.path_of("1/2/3")).unwrap();
         let names: Vec<String> = (0..100).map(|i| format!("1/2/3/{i}")).collect();
-        names.iter().for_each(|name| fs::write(a.at(name), name).unwrap());
+        names.iter().for_each(|name| fs::write(a.path_of(name), name).unwrap());
         for mount in [&a, &b] {
-            let mut paths: Vec<_> = names.iter().map(|name| mount.at(name)).collect();
+            let mut paths: Vec<_> = names.iter().map(|name| mount.path_of(name)).collect();
             if !fs.caps().negative_valid_for.is_zero() {
-                paths.push(mount.at("1/2/3/missing"));
+                paths.push(mount.path_of("1/2/3/missing"));
             }
             let first = look(&paths);
             look(&paths);
@@ -133,14 +133,14 @@ fn each_of_two_mounts_answers_a_repeated_stat_without_a_request() {
             assert_eq!(mount.requests() - before, 0, "{what}");
         }
         // The first mount's names and attributes are still valid: the second one has only looked.
-        let paths: Vec<_> = names.iter().map(|name| a.at(name)).collect();
+        let paths: Vec<_> = names.iter().map(|name| a.path_of(name)).collect();
         let before = a.requests();
         look(&paths);
         assert_eq!(a.requests() - before, 0, "{what}");
         // A change of one file's attributes costs the other mount one request.
-        fs::set_permissions(a.at("1/2/3/7"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::set_permissions(a.path_of("1/2/3/7"), fs::Permissions::from_mode(0o600)).unwrap();
         let before = b.requests();
-        look(&names.iter().map(|name| b.at(name)).collect::<Vec<_>>());
+        look(&names.iter().map(|name| b.path_of(name)).collect::<Vec<_>>());
         assert_eq!(b.requests() - before, 1, "{what}");
     });
 }
@@ -263,7 +263,7 @@ fn fill(dir: &Path) {
 
 #[test]
 fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         for (number, (name, change)) in CHANGES.iter().enumerate() {
             for (from, to) in [(&a, &b), (&b, &a)] {
@@ -272,20 +272,20 @@ fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
                     if from.dir.path() == a.dir.path() { 1 } else { 2 }
                 );
                 let base = format!("{number}{}", &case[case.len() - 1..]);
-                fill(&from.at(&base));
+                fill(&from.path_of(&base));
                 // The two mounts cache, and each has looked after the other.
                 for mount in [from, to, from, to] {
-                    look(&every_name(&mount.at(&base)));
-                    get_acl(&mount.at(&base).join("a"));
+                    look(&every_name(&mount.path_of(&base)));
+                    get_acl(&mount.path_of(&base).join("a"));
                 }
-                let old = look(&every_name(&to.at(&base)));
-                change(&|name| from.at(&base).join(name));
-                let seen = look(&every_name(&to.at(&base)));
+                let old = look(&every_name(&to.path_of(&base)));
+                change(&|name| from.path_of(&base).join(name));
+                let seen = look(&every_name(&to.path_of(&base)));
                 assert_ne!(seen, old, "{case}: nothing was changed");
-                assert_eq!(seen, look(&every_name(&from.at(&base))), "{case}");
-                let acls = [from, to].map(|mount| get_acl(&mount.at(&base).join("a")));
+                assert_eq!(seen, look(&every_name(&from.path_of(&base))), "{case}");
+                let acls = [from, to].map(|mount| get_acl(&mount.path_of(&base).join("a")));
                 assert_eq!(acls[0], acls[1], "{case}");
-                let text = [from, to].map(|mount| fs::read(mount.at(&base).join("b")).ok());
+                let text = [from, to].map(|mount| fs::read(mount.path_of(&base).join("b")).ok());
                 assert_eq!(text[0], text[1], "{case}");
             }
         }
@@ -295,28 +295,29 @@ fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
 /// Neither the path nor the inode of an open file is looked up again.
 #[test]
 fn an_open_file_shows_the_attributes_that_the_other_mount_has_changed() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         for (from, to) in [(&a, &b), (&b, &a)] {
-            fs::write(from.at("f"), "text").unwrap();
+            fs::write(from.path_of("f"), "text").unwrap();
             let (file, here) =
-                (fs::File::open(to.at("f")).unwrap(), fs::File::open(to.dir.path()).unwrap());
+                (fs::File::open(to.path_of("f")).unwrap(), fs::File::open(to.dir.path()).unwrap());
             for number in 1..50 {
                 assert_eq!(file.metadata().unwrap().len(), 3 + number, "{what}");
                 let mtime = here.metadata().unwrap().mtime_nsec();
                 fs::OpenOptions::new()
                     .append(true)
-                    .open(from.at("f"))
+                    .open(from.path_of("f"))
                     .unwrap()
                     .write_all(b"x")
                     .unwrap();
-                fs::write(from.at(&format!("n{number}")), "").unwrap();
+                fs::write(from.path_of(&format!("n{number}")), "").unwrap();
                 assert_eq!(file.metadata().unwrap().len(), 4 + number, "{what}");
                 assert_ne!(here.metadata().unwrap().mtime_nsec(), mtime, "{what}");
             }
-            fs::remove_file(from.at("f")).unwrap();
+            fs::remove_file(from.path_of("f")).unwrap();
             assert_eq!(file.metadata().unwrap().nlink(), 0, "{what}");
-            (1..50).for_each(|number| fs::remove_file(from.at(&format!("n{number}"))).unwrap());
+            (1..50)
+                .for_each(|number| fs::remove_file(from.path_of(&format!("n{number}"))).unwrap());
         }
     });
 }
@@ -324,7 +325,7 @@ fn an_open_file_shows_the_attributes_that_the_other_mount_has_changed() {
 /// A listing gave entries whose names the kernel took for new, whatever had happened since.
 #[test]
 fn a_listing_in_one_mount_does_not_bring_back_names_that_the_other_has_removed() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -337,10 +338,10 @@ fn a_listing_in_one_mount_does_not_bring_back_names_that_the_other_has_removed()
             }
             for number in 0..2000 {
                 let name = format!("f{}", number % 7);
-                fs::write(a.at(&name), "").unwrap();
-                let made = b.at(&name).exists();
-                fs::remove_file(a.at(&name)).unwrap();
-                let gone = !b.at(&name).exists();
+                fs::write(a.path_of(&name), "").unwrap();
+                let made = b.path_of(&name).exists();
+                fs::remove_file(a.path_of(&name)).unwrap();
+                let gone = !b.path_of(&name).exists();
                 if !(made && gone) {
                     stop.store(true, Ordering::Relaxed);
                 }
@@ -354,9 +355,9 @@ fn a_listing_in_one_mount_does_not_bring_back_names_that_the_other_has_removed()
 /// Two mounts that dropped single names waited for each other here.
 #[test]
 fn two_mounts_that_change_one_directory_at_full_speed_neither_wait_for_each_other_nor_disagree() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
-        fs::create_dir(a.at("d")).unwrap();
+        fs::create_dir(a.path_of("d")).unwrap();
         let (done, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let round = |own: &Path, other: &Path, who: &str, number: u64| {
             let name = |base: &Path, what: &str| base.join(format!("d/{who}{what}{}", number % 5));
@@ -430,32 +431,32 @@ fn two_mounts_that_change_one_directory_at_full_speed_neither_wait_for_each_othe
 /// Attributes were valid for a day where a mount was alone, and data stays in its page cache.
 #[test]
 fn what_the_first_mount_has_cached_alone_is_dropped_for_the_second() {
-    each(|what, fs| {
+    run_on_each(|what, fs| {
         let a = PairedMount::new(fs.clone());
-        let held = fs::File::create(a.at("held")).unwrap();
-        fs::write(a.at("f"), "old").unwrap();
-        fs::create_dir(a.at("d")).unwrap();
-        let (kept, dir) = (a.at("f"), fs::File::open(a.at("d")).unwrap());
+        let held = fs::File::create(a.path_of("held")).unwrap();
+        fs::write(a.path_of("f"), "old").unwrap();
+        fs::create_dir(a.path_of("d")).unwrap();
+        let (kept, dir) = (a.path_of("f"), fs::File::open(a.path_of("d")).unwrap());
         assert_eq!(fs::read(&kept).unwrap(), b"old");
         assert_eq!(held.metadata().unwrap().len(), 0);
         let seen = dir.metadata().unwrap().mtime_nsec();
-        assert!(!a.at("missing").exists());
+        assert!(!a.path_of("missing").exists());
         let b = PairedMount::new(fs.clone());
-        fs::write(b.at("held"), "more").unwrap();
-        fs::OpenOptions::new().write(true).open(b.at("f")).unwrap().write_all(b"new").unwrap();
-        fs::write(b.at("d/x"), "").unwrap();
-        fs::write(b.at("missing"), "").unwrap();
+        fs::write(b.path_of("held"), "more").unwrap();
+        fs::OpenOptions::new().write(true).open(b.path_of("f")).unwrap().write_all(b"new").unwrap();
+        fs::write(b.path_of("d/x"), "").unwrap();
+        fs::write(b.path_of("missing"), "").unwrap();
         assert_eq!(held.metadata().unwrap().len(), 4, "{what}");
         assert_eq!(fs::read(&kept).unwrap(), b"new", "{what}");
         assert_ne!(dir.metadata().unwrap().mtime_nsec(), seen, "{what}");
-        assert!(a.at("missing").exists(), "{what}");
+        assert!(a.path_of("missing").exists(), "{what}");
         // Alone again, the other one finds what is there, and nothing that was.
         drop(a);
-        assert_eq!(fs::read(b.at("f")).unwrap(), b"new", "{what}");
-        fs::write(b.at("f"), "newest").unwrap();
+        assert_eq!(fs::read(b.path_of("f")).unwrap(), b"new", "{what}");
+        fs::write(b.path_of("f"), "newest").unwrap();
         let c = PairedMount::new(fs.clone());
-        assert_eq!(fs::read(c.at("f")).unwrap(), b"newest", "{what}");
-        fs::write(c.at("f"), "last").unwrap();
-        assert_eq!(fs::read(b.at("f")).unwrap(), b"last", "{what}");
+        assert_eq!(fs::read(c.path_of("f")).unwrap(), b"newest", "{what}");
+        fs::write(c.path_of("f"), "last").unwrap();
+        assert_eq!(fs::read(b.path_of("f")).unwrap(), b"last", "{what}");
     });
 }

@@ -61,7 +61,7 @@ fn open(device: Arc<dyn BlockDevice>) -> Uhs {
 
 /// The content of a file by its name.
 fn content(text: &str) -> Vec<u8> {
-    content::of(text, 20_000)
+    content::make_content(text, 20_000)
 }
 
 /// The past, for the judge.
@@ -246,6 +246,6 @@ fn a_power_failure_after_the_end_of_clients_leaves_what_was_durable_and_nothing_
                 judge(cut.sample(&mut random), cut.event_index(), &history);
             }
         }
-        judge(sim.now(), all, &history);
+        judge(sim.copy_present(), all, &history);
     }
 }

@@ -41,7 +41,7 @@ struct VersionState {
 }
 
 impl VersionState {
-    fn of(fs: &dyn FileSystem, reader: &VersionReader, inodes: &[Ino]) -> VersionState {
+    fn read(fs: &dyn FileSystem, reader: &VersionReader, inodes: &[Ino]) -> VersionState {
         let mut state = VersionState::default();
         for &ino in inodes {
             let Ok(attr) = fs.getattr(&context(), ino, None) else { continue };
@@ -166,16 +166,16 @@ fn with_file(fs: &dyn FileSystem, ino: Ino, random: &mut fastrand::Rng) -> Resul
 #[test]
 fn every_change_through_the_layer_shows_in_its_versions() {
     let fs = VersionedFileSystem::wrap(memory()).unwrap();
-    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    fs.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let reader = VersionReader::from_fd(fs.versions().unwrap()).unwrap();
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut inodes = vec![Ino::ROOT];
-    let mut before = VersionState::of(&*fs, &reader, &inodes);
+    let mut before = VersionState::read(&*fs, &reader, &inodes);
     for _ in 0..3000 {
         let all = reader.global_version().unwrap();
         let what = change(&*fs, &mut inodes, &mut random);
-        let after = VersionState::of(&*fs, &reader, &inodes);
+        let after = VersionState::read(&*fs, &reader, &inodes);
         after.check_since(&before, &format!("seed {seed}: {what}"));
         let changed = !what.ends_with("Ok(())") || reader.global_version() != Some(all);
         assert!(changed, "seed {seed}: {what}: the version of everything");
@@ -196,7 +196,7 @@ impl VersionProgram {
     fn new(served: &TestServer) -> VersionProgram {
         let client = DirectClient::new(ClientOptions::default());
         client.mount(b"m:", Arc::new(served.client()), &ClientMountArgs::default()).unwrap();
-        VersionProgram { client, task: ClientTask::of_this_process().unwrap() }
+        VersionProgram { client, task: ClientTask::for_this_process().unwrap() }
     }
 
     fn stat(&self, path: &str) -> Result<Attr, i32> {
@@ -217,7 +217,7 @@ impl VersionProgram {
     }
 }
 
-fn served() -> TestServer {
+fn serve() -> TestServer {
     let fs = VersionedFileSystem::wrap(memory()).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
@@ -228,7 +228,7 @@ fn served() -> TestServer {
 /// Each client knows the state before each change, and finds the state after it.
 #[test]
 fn what_a_client_knows_ends_with_the_change_of_another() {
-    let served = served();
+    let served = serve();
     let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     let at = |path: &str| path.as_bytes().to_vec();
     one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
@@ -272,7 +272,7 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
 /// The calls of tar(1) for each file that it has written.
 #[test]
 fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
-    let served = served();
+    let served = serve();
     let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     let how =
         OpenHow { flags: OpenFlags::RDWR | OpenFlags::CREAT, mode: 0o600, ..OpenHow::default() };
@@ -326,7 +326,7 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
 
 #[test]
 fn a_known_name_takes_no_request() {
-    let served = served();
+    let served = serve();
     let program = VersionProgram::new(&served);
     program.client.mkdir(&program.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
     let look = || (program.stat("m:/dir").unwrap().kind, program.stat("m:/dir/none"));
@@ -343,7 +343,7 @@ fn a_known_name_takes_no_request() {
 /// The server finds out what a name is, so that a client that may remove it need not know it.
 #[test]
 fn a_file_is_removed_by_one_request_and_others_know_at_once() {
-    let served = served();
+    let served = serve();
     let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
     for name in ["m:/dir/a", "m:/dir/b"] {
@@ -392,8 +392,8 @@ fn a_file_system_that_others_change_has_no_versions() {
 /// The number that a whole path leads to is good for every call, without a lookup.
 #[test]
 fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
-    let both = served().with_client();
-    both.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    let both = serve().with_client();
+    both.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let cx = context();
     let dir = NewNode::new(FileKind::Directory, 0o755, cx.caller);
     both.mkdir(&cx, Ino::ROOT, name("dir"), &dir).unwrap();
@@ -426,7 +426,7 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
 /// Its number stays good while it is open, and while it is the working directory.
 #[test]
 fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
-    let served = served();
+    let served = serve();
     let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
     one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir/sub", 0o755).unwrap();
@@ -525,7 +525,7 @@ fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
 /// A reader of a file notices at once what another client appends, and finds the end where it is.
 #[test]
 fn the_end_of_a_file_moves_with_what_others_append() {
-    let served = served();
+    let served = serve();
     let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     let open = |program: &VersionProgram, flags| {
         let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
@@ -553,7 +553,7 @@ fn the_end_of_a_file_moves_with_what_others_append() {
 /// No server reports changes after its end.
 #[test]
 fn the_end_of_the_server_ends_what_its_clients_know() {
-    let served = served();
+    let served = serve();
     let program = VersionProgram::new(&served);
     create(&served.client(), "file");
     assert!(program.stat("m:/file").is_ok() && program.stat("m:/none") == Err(2));

@@ -102,7 +102,7 @@ impl BpfProbe {
         let mut map: HashMap<_, u32, DaemonCells> = map_of(&mut self.ebpf, "daemons")?;
         for (pid, cells) in &now {
             if self.daemons.get(pid) != Some(cells) {
-                map.insert(pid, cells, 0).map_err(cannot_read)?;
+                map.insert(pid, cells, 0).map_err(read_error)?;
             }
         }
         for pid in self.daemons.keys().filter(|pid| !now.contains_key(pid)) {
@@ -114,13 +114,13 @@ impl BpfProbe {
     }
 
     /// Reads all histograms.
-    pub(crate) fn counted(&mut self) -> Result<ConnectionStats, TraceError> {
+    pub(crate) fn read_counts(&mut self) -> Result<ConnectionStats, TraceError> {
         let map: PerCpuHashMap<_, HistogramKey, HistogramCells> =
             map_of(&mut self.ebpf, "histograms")?;
         // Several opcodes may be one operation.
         let mut found: Table<(u32, RequestStage, u8), OpStats> = Table::new();
         for row in map.iter() {
-            let (key, cells) = row.map_err(cannot_read)?;
+            let (key, cells) = row.map_err(read_error)?;
             let Some((connection, opcode, stage)) = wire::histogram_key(key) else { continue };
             let op = op_of(opcode);
             let stats = found.entry((connection, stage, op as u8)).or_insert_with(|| OpStats {
@@ -155,10 +155,10 @@ impl BpfProbe {
 
     pub(crate) fn losses(&mut self) -> Result<LostMeasurements, TraceError> {
         let map = self.ebpf.map_mut("losses").ok_or_else(|| TraceError::Map("no losses".into()))?;
-        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(map).map_err(cannot_read)?;
+        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(map).map_err(read_error)?;
         let mut counts = [0; wire::LOSSES as usize];
         for (place, count) in (0..).zip(&mut counts) {
-            *count = map.get(&place, 0).map_err(cannot_read)?.iter().sum();
+            *count = map.get(&place, 0).map_err(read_error)?.iter().sum();
         }
         let [requests, latencies, events, background_waits] = counts;
         Ok(LostMeasurements { requests, latencies, events, background_waits })
@@ -244,7 +244,7 @@ fn attach(ebpf: &mut Ebpf, program: &str, tracepoint: &str, btf: &Btf) -> Result
 
 fn take_ring(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, TraceError> {
     let map = ebpf.take_map("events").ok_or_else(|| TraceError::Map("no events".into()))?;
-    RingBuf::try_from(map).map_err(cannot_read)
+    RingBuf::try_from(map).map_err(read_error)
 }
 
 fn map_of<'a, M>(ebpf: &'a mut Ebpf, name: &str) -> Result<M, TraceError>
@@ -252,10 +252,10 @@ where
     M: TryFrom<&'a mut Map, Error = aya::maps::MapError>,
 {
     let map = ebpf.map_mut(name).ok_or_else(|| TraceError::Map(format!("no {name}")))?;
-    M::try_from(map).map_err(cannot_read)
+    M::try_from(map).map_err(read_error)
 }
 
-fn cannot_read(error: aya::maps::MapError) -> TraceError {
+fn read_error(error: aya::maps::MapError) -> TraceError {
     TraceError::Map(chain(&error))
 }
 

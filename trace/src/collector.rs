@@ -101,8 +101,8 @@ impl Collector {
     /// The counts so far, by connection. Errors: [`TraceError::Map`], [`TraceError::File`].
     pub fn snapshots(&mut self) -> Result<BTreeMap<u32, StatsSnapshot>, TraceError> {
         let counted = match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => eyes.counted()?,
-            KernelProbe::Tracefs(eyes) => eyes.counted()?,
+            KernelProbe::Bpf(eyes) => eyes.read_counts()?,
+            KernelProbe::Tracefs(eyes) => eyes.read_counts()?,
         };
         let mut snapshots: BTreeMap<u32, StatsSnapshot> = BTreeMap::new();
         for (connection, stats) in counted {

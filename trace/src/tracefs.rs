@@ -119,7 +119,7 @@ impl TracefsProbe {
         OpenOptions::new().read(true).custom_flags(nonblocking).open(at("trace_pipe"))
     }
 
-    pub(crate) fn counted(&mut self) -> Result<ConnectionStats, TraceError> {
+    pub(crate) fn read_counts(&mut self) -> Result<ConnectionStats, TraceError> {
         let state = self.shared.lock();
         Ok(state
             .stats

@@ -51,7 +51,7 @@ impl ChainLink {
 
 const HEADER: usize = size_of::<InHeader>();
 
-fn padded(len: usize) -> usize {
+fn pad(len: usize) -> usize {
     len.next_multiple_of(8)
 }
 
@@ -66,7 +66,7 @@ impl RequestChain {
     pub fn add(&mut self, link: ChainLink, parts: &[&[u8]]) {
         self.bytes.extend_from_slice(link.as_bytes());
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
-        self.bytes.resize(padded(self.bytes.len()), 0);
+        self.bytes.resize(pad(self.bytes.len()), 0);
     }
 
     /// The links.
@@ -102,7 +102,7 @@ pub fn links(bytes: &[u8]) -> Option<Vec<ReceivedLink<'_>>> {
         }
         let opcode = Opcode::from_u32(header.opcode)?;
         all.push(ReceivedLink { link, opcode, request });
-        rest = after.get(padded(len)..)?;
+        rest = after.get(pad(len)..)?;
     }
     (!all.is_empty()).then_some(all)
 }
@@ -153,7 +153,7 @@ pub fn add_answer(out: &mut Vec<u8>, error: i32, body: &[u8]) {
     let len = (size_of::<OutHeader>() + body.len()) as u32;
     out.extend_from_slice(OutHeader { len, error, unique: 0 }.as_bytes());
     out.extend_from_slice(body);
-    out.resize(padded(out.len()), 0);
+    out.resize(pad(out.len()), 0);
 }
 
 /// Splits the reply to a chain into the replies to its links: the error (negative) or 0, and the body. `None` if it
@@ -174,7 +174,7 @@ pub fn split_reply(bytes: &[u8], count: usize) -> Option<Vec<(i32, &[u8])>> {
             return None;
         }
         all.push((header.error, body));
-        rest = rest.get(padded(len)..)?;
+        rest = rest.get(pad(len)..)?;
     }
     Some(all)
 }
@@ -206,7 +206,7 @@ mod tests {
             ReceivedLink { link: ChainLink::default(), opcode: Opcode::Lookup, request: &one }
         );
         assert_eq!(all[1], ReceivedLink { link: uses, opcode: Opcode::Open, request: &two });
-        let first = 8 + padded(one.len());
+        let first = 8 + pad(one.len());
         for len in (0..made.as_bytes().len()).filter(|len| *len != first) {
             assert_eq!(links(&made.as_bytes()[..len]), None, "{len} bytes");
         }

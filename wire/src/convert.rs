@@ -61,7 +61,7 @@ impl CacheTimeouts {
     }
 
     /// Encodes the reply to LOOKUP for a missing name, which the kernel may cache for `valid`.
-    pub fn negative_out(&self, valid: Duration) -> abi::EntryOut {
+    pub fn encode_negative(&self, valid: Duration) -> abi::EntryOut {
         let valid = self.negative.unwrap_or(valid);
         abi::EntryOut {
             entry_valid: valid.as_secs(),
@@ -293,7 +293,7 @@ pub fn open_out(opened: &OpenReply) -> abi::OpenOut {
 /// The flags of open(2) for the file system, without those that the kernel handles.
 pub fn open_flags(flags: u32) -> OpenFlags {
     const O_NOCTTY: u32 = 0o400;
-    OpenFlags(flags).without(O_NOCTTY)
+    OpenFlags(flags).difference(O_NOCTTY)
 }
 
 /// The type of the node that MKNOD creates.

@@ -22,7 +22,7 @@ const FOREVER_S: u64 = u32::MAX as u64;
 /// # Errors
 ///
 /// `EIO` for any other length.
-pub fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
+pub fn decode_whole<T: FromBytes>(body: &[u8]) -> Result<T> {
     T::read_from_bytes(body).map_err(|_| Errno::EIO)
 }
 
@@ -35,7 +35,7 @@ pub fn check_empty(body: &[u8]) -> Result<()> {
     if body.is_empty() { Ok(()) } else { Err(Errno::EIO) }
 }
 
-fn valid(secs: u64, nanos: u32) -> Duration {
+fn to_duration(secs: u64, nanos: u32) -> Duration {
     // Limits the fraction to less than a second, as the kernel does (fuse_time_to_jiffies).
     Duration::new(secs.min(FOREVER_S), nanos.min(999_999_999))
 }
@@ -77,8 +77,8 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
 ///
 /// `EIO` for an unknown file type or an impossible size.
 pub fn attr_out(body: &[u8]) -> Result<Attr> {
-    let out: abi::AttrOut = whole(body)?;
-    attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))
+    let out: abi::AttrOut = decode_whole(body)?;
+    attr(&out.attr, to_duration(out.attr_valid, out.attr_valid_nsec))
 }
 
 /// Decodes attributes beside a name. They have no lifetime of their own.
@@ -103,7 +103,7 @@ const STATX_BASIC: u32 = 0x7ff;
 ///
 /// The errors of [`attr_out`].
 pub fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
-    let out: abi::StatxOut = whole(body)?;
+    let out: abi::StatxOut = decode_whole(body)?;
     let stat = &out.stat;
     if stat.mask & STATX_BASIC != STATX_BASIC {
         return Ok(None);
@@ -133,7 +133,7 @@ pub fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
         mtime: time(&stat.mtime),
         ctime: time(&stat.ctime),
         btime: if stat.mask & STATX_BTIME != 0 { Some(time(&stat.btime)) } else { None },
-        valid_for: valid(out.attr_valid, out.attr_valid_nsec),
+        valid_for: to_duration(out.attr_valid, out.attr_valid_nsec),
     }))
 }
 
@@ -145,8 +145,8 @@ fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
     Ok(Some(Entry {
         ino: Ino(out.nodeid),
         generation: out.generation,
-        attr: attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))?,
-        valid_for: valid(out.entry_valid, out.entry_valid_nsec),
+        attr: attr(&out.attr, to_duration(out.attr_valid, out.attr_valid_nsec))?,
+        valid_for: to_duration(out.entry_valid, out.entry_valid_nsec),
     }))
 }
 
@@ -156,7 +156,7 @@ fn entry(out: &abi::EntryOut) -> Result<Option<Entry>> {
 ///
 /// `ENOENT` if the name does not exist; `EIO` for an invalid entry.
 pub fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
-    let found = entry(&whole(body)?)?.ok_or(Errno::ENOENT)?;
+    let found = entry(&decode_whole(body)?)?.ok_or(Errno::ENOENT)?;
     if found.ino == Ino::ROOT && !may_be_root { Err(Errno::EIO) } else { Ok(found) }
 }
 
@@ -166,7 +166,7 @@ pub fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
 ///
 /// `EIO` for an invalid entry or another kind.
 pub fn decode_created_entry(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
-    let made = entry(&whole(body)?)?.ok_or(Errno::EIO)?;
+    let made = entry(&decode_whole(body)?)?.ok_or(Errno::EIO)?;
     let other = kind.is_some_and(|kind| kind != made.attr.kind);
     if made.ino == Ino::ROOT || other { Err(Errno::EIO) } else { Ok(made) }
 }
@@ -177,7 +177,7 @@ pub fn decode_created_entry(body: &[u8], kind: Option<FileKind>) -> Result<Entry
 ///
 /// `EIO` for another length.
 pub fn open_out(body: &[u8]) -> Result<OpenReply> {
-    Ok(decode_open_out(&whole(body)?))
+    Ok(decode_open_out(&decode_whole(body)?))
 }
 
 /// The bytes of a file that came with the reply to OPEN ([`vendor::OPEN_HAS_BYTES`]).
@@ -231,7 +231,7 @@ fn decode_open_out(out: &abi::OpenOut) -> OpenReply {
 ///
 /// `EIO` for an invalid entry, or one that is not a regular file.
 pub fn create_out(body: &[u8]) -> Result<(Entry, OpenReply)> {
-    let out: crate::reply::CreateOut = whole(body)?;
+    let out: crate::reply::CreateOut = decode_whole(body)?;
     let made = entry(&out.entry)?.ok_or(Errno::EIO)?;
     if made.ino == Ino::ROOT || made.attr.kind != FileKind::Regular {
         return Err(Errno::EIO);
@@ -240,7 +240,7 @@ pub fn create_out(body: &[u8]) -> Result<(Entry, OpenReply)> {
 }
 
 /// The lookup and the handle in a reply that was refused. The client returns them.
-pub fn granted_by_refused(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
+pub fn find_granted(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
     let Ok((out, rest)) = abi::EntryOut::read_from_prefix(body) else { return (None, None) };
     let known = out.nodeid != 0 && out.nodeid != abi::FUSE_ROOT_ID;
     let open = abi::OpenOut::read_from_prefix(rest).ok().filter(|_| with_open);
@@ -253,7 +253,7 @@ pub fn granted_by_refused(body: &[u8], with_open: bool) -> (Option<Ino>, Option<
 ///
 /// `EIO` if it exceeds `most`.
 pub fn write_out(body: &[u8], most: u64) -> Result<u64> {
-    let out: abi::WriteOut = whole(body)?;
+    let out: abi::WriteOut = decode_whole(body)?;
     let count = u64::from(out.size);
     if count > most { Err(Errno::EIO) } else { Ok(count) }
 }
@@ -276,7 +276,7 @@ pub fn link_out(body: &[u8]) -> Result<Vec<u8>> {
 ///
 /// `EIO` for another length.
 pub fn statfs_out(body: &[u8]) -> Result<StatFs> {
-    let st = whole::<abi::StatfsOut>(body)?.st;
+    let st = decode_whole::<abi::StatfsOut>(body)?.st;
     Ok(StatFs {
         blocks: st.blocks,
         blocks_free: st.bfree,
@@ -296,7 +296,7 @@ pub fn statfs_out(body: &[u8]) -> Result<StatFs> {
 ///
 /// `EIO` for an invalid lock.
 pub fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
-    let lk = whole::<abi::LkOut>(body)?.lk;
+    let lk = decode_whole::<abi::LkOut>(body)?.lk;
     let typ = match lk.type_ {
         0 => LockType::Read,
         1 => LockType::Write,
@@ -362,11 +362,11 @@ impl<'a> ListingEntries<'a> {
             return Some(Err(Errno::EIO));
         }
         self.rest = &rest[size..];
-        Some(listed(out, &dirent, name))
+        Some(decode_listed(out, &dirent, name))
     }
 }
 
-fn listed<'a>(
+fn decode_listed<'a>(
     out: Option<abi::EntryOut>,
     dirent: &abi::Dirent,
     name: &'a [u8],

@@ -226,80 +226,80 @@ fn body<'a>(
     let ext = r.extensions(header.total_extlen)?;
     let body = match opcode {
         Opcode::Lookup => RequestBody::Lookup { name: r.name()? },
-        Opcode::Forget => RequestBody::Forget(r.fixed()?),
-        Opcode::Getattr => RequestBody::Getattr(r.fixed()?),
-        Opcode::Setattr => RequestBody::Setattr(r.fixed()?),
+        Opcode::Forget => RequestBody::Forget(r.read_fixed()?),
+        Opcode::Getattr => RequestBody::Getattr(r.read_fixed()?),
+        Opcode::Setattr => RequestBody::Setattr(r.read_fixed()?),
         Opcode::Readlink => RequestBody::Readlink,
         Opcode::Symlink => RequestBody::Symlink { name: r.name()?, target: r.name()?, ext },
-        Opcode::Mknod => RequestBody::Mknod { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Mkdir => RequestBody::Mkdir { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Mknod => RequestBody::Mknod { args: r.read_fixed()?, name: r.name()?, ext },
+        Opcode::Mkdir => RequestBody::Mkdir { args: r.read_fixed()?, name: r.name()?, ext },
         Opcode::Unlink => RequestBody::Unlink { name: r.name()? },
         Opcode::Rmdir => RequestBody::Rmdir { name: r.name()? },
         Opcode::Rename => {
-            RequestBody::Rename { args: r.fixed()?, name: r.name()?, newname: r.name()? }
+            RequestBody::Rename { args: r.read_fixed()?, name: r.name()?, newname: r.name()? }
         }
-        Opcode::Link => RequestBody::Link { args: r.fixed()?, name: r.name()? },
-        Opcode::Open => RequestBody::Open(r.fixed()?),
-        Opcode::Read => RequestBody::Read(r.fixed()?),
+        Opcode::Link => RequestBody::Link { args: r.read_fixed()?, name: r.name()? },
+        Opcode::Open => RequestBody::Open(r.read_fixed()?),
+        Opcode::Read => RequestBody::Read(r.read_fixed()?),
         Opcode::Write => {
-            let args: abi::WriteIn = r.fixed()?;
+            let args: abi::WriteIn = r.read_fixed()?;
             RequestBody::Write { args, data: r.payload(args.size)? }
         }
         Opcode::Statfs => RequestBody::Statfs,
-        Opcode::Release => RequestBody::Release(r.fixed()?),
-        Opcode::Fsync => RequestBody::Fsync(r.fixed()?),
+        Opcode::Release => RequestBody::Release(r.read_fixed()?),
+        Opcode::Fsync => RequestBody::Fsync(r.read_fixed()?),
         Opcode::Setxattr => setxattr(&mut r, options)?,
-        Opcode::Getxattr => RequestBody::Getxattr { args: r.fixed()?, name: r.name()? },
-        Opcode::Listxattr => RequestBody::Listxattr(r.fixed()?),
+        Opcode::Getxattr => RequestBody::Getxattr { args: r.read_fixed()?, name: r.name()? },
+        Opcode::Listxattr => RequestBody::Listxattr(r.read_fixed()?),
         Opcode::Removexattr => RequestBody::Removexattr { name: r.name()? },
-        Opcode::Flush => RequestBody::Flush(r.fixed()?),
-        Opcode::Init => RequestBody::Init(r.growing(abi::INIT_IN_SIZE_7_35)?),
-        Opcode::Opendir => RequestBody::Opendir(r.fixed()?),
-        Opcode::Readdir => RequestBody::Readdir(r.fixed()?),
-        Opcode::Releasedir => RequestBody::Releasedir(r.fixed()?),
-        Opcode::Fsyncdir => RequestBody::Fsyncdir(r.fixed()?),
-        Opcode::Getlk => RequestBody::Getlk(r.fixed()?),
-        Opcode::Setlk => RequestBody::Setlk(r.fixed()?),
-        Opcode::Setlkw => RequestBody::Setlkw(r.fixed()?),
-        Opcode::Access => RequestBody::Access(r.fixed()?),
-        Opcode::Create => RequestBody::Create { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Interrupt => RequestBody::Interrupt(r.fixed()?),
-        Opcode::Bmap => RequestBody::Bmap(r.fixed()?),
+        Opcode::Flush => RequestBody::Flush(r.read_fixed()?),
+        Opcode::Init => RequestBody::Init(r.read_growing(abi::INIT_IN_SIZE_7_35)?),
+        Opcode::Opendir => RequestBody::Opendir(r.read_fixed()?),
+        Opcode::Readdir => RequestBody::Readdir(r.read_fixed()?),
+        Opcode::Releasedir => RequestBody::Releasedir(r.read_fixed()?),
+        Opcode::Fsyncdir => RequestBody::Fsyncdir(r.read_fixed()?),
+        Opcode::Getlk => RequestBody::Getlk(r.read_fixed()?),
+        Opcode::Setlk => RequestBody::Setlk(r.read_fixed()?),
+        Opcode::Setlkw => RequestBody::Setlkw(r.read_fixed()?),
+        Opcode::Access => RequestBody::Access(r.read_fixed()?),
+        Opcode::Create => RequestBody::Create { args: r.read_fixed()?, name: r.name()?, ext },
+        Opcode::Interrupt => RequestBody::Interrupt(r.read_fixed()?),
+        Opcode::Bmap => RequestBody::Bmap(r.read_fixed()?),
         Opcode::Destroy => RequestBody::Destroy,
         Opcode::Ioctl => {
-            let args: abi::IoctlIn = r.fixed()?;
+            let args: abi::IoctlIn = r.read_fixed()?;
             RequestBody::Ioctl { args, data: r.data(args.in_size)? }
         }
-        Opcode::Poll => RequestBody::Poll(r.fixed()?),
+        Opcode::Poll => RequestBody::Poll(r.read_fixed()?),
         Opcode::NotifyReply => {
-            let args: abi::NotifyRetrieveIn = r.fixed()?;
+            let args: abi::NotifyRetrieveIn = r.read_fixed()?;
             RequestBody::NotifyReply { args, data: r.payload(args.size)? }
         }
         Opcode::BatchForget => {
-            let args: abi::BatchForgetIn = r.fixed()?;
+            let args: abi::BatchForgetIn = r.read_fixed()?;
             RequestBody::BatchForget(r.records(args.count)?)
         }
-        Opcode::Fallocate => RequestBody::Fallocate(r.fixed()?),
-        Opcode::Readdirplus => RequestBody::Readdirplus(r.fixed()?),
+        Opcode::Fallocate => RequestBody::Fallocate(r.read_fixed()?),
+        Opcode::Readdirplus => RequestBody::Readdirplus(r.read_fixed()?),
         Opcode::Rename2 => {
-            RequestBody::Rename2 { args: r.fixed()?, name: r.name()?, newname: r.name()? }
+            RequestBody::Rename2 { args: r.read_fixed()?, name: r.name()?, newname: r.name()? }
         }
-        Opcode::Lseek => RequestBody::Lseek(r.fixed()?),
-        Opcode::CopyFileRange => RequestBody::CopyFileRange(r.fixed()?),
-        Opcode::Setupmapping => RequestBody::Setupmapping(r.fixed()?),
+        Opcode::Lseek => RequestBody::Lseek(r.read_fixed()?),
+        Opcode::CopyFileRange => RequestBody::CopyFileRange(r.read_fixed()?),
+        Opcode::Setupmapping => RequestBody::Setupmapping(r.read_fixed()?),
         Opcode::Removemapping => {
-            let args: abi::RemovemappingIn = r.fixed()?;
+            let args: abi::RemovemappingIn = r.read_fixed()?;
             RequestBody::Removemapping(r.records(args.count)?)
         }
-        Opcode::Syncfs => RequestBody::Syncfs(r.fixed()?),
-        Opcode::Tmpfile => RequestBody::Tmpfile { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Statx => RequestBody::Statx(r.fixed()?),
-        Opcode::CopyFileRange64 => RequestBody::CopyFileRange64(r.fixed()?),
+        Opcode::Syncfs => RequestBody::Syncfs(r.read_fixed()?),
+        Opcode::Tmpfile => RequestBody::Tmpfile { args: r.read_fixed()?, name: r.name()?, ext },
+        Opcode::Statx => RequestBody::Statx(r.read_fixed()?),
+        Opcode::CopyFileRange64 => RequestBody::CopyFileRange64(r.read_fixed()?),
         Opcode::Compound => {
-            let args: CompoundIn = r.fixed()?;
+            let args: CompoundIn = r.read_fixed()?;
             RequestBody::Compound { chain: r.data(args.len)? }
         }
-        Opcode::CuseInit => RequestBody::CuseInit(r.fixed()?),
+        Opcode::CuseInit => RequestBody::CuseInit(r.read_fixed()?),
     };
     r.finish()?;
     Ok((body, ext.caller_groups))
@@ -311,7 +311,7 @@ fn setxattr<'a>(
     options: &DecodeOptions,
 ) -> Result<RequestBody<'a>, DecodeProblem> {
     let args: abi::SetxattrIn = match options.setxattr_ext {
-        true => r.fixed()?,
+        true => r.read_fixed()?,
         false => r.prefix(abi::FUSE_COMPAT_SETXATTR_IN_SIZE)?,
     };
     Ok(RequestBody::Setxattr { args, name: r.name()?, value: r.data(args.size)? })

@@ -18,13 +18,13 @@ pub struct AptTool {
 
 impl AptTool {
     /// The apt of this machine.
-    pub fn of_this_machine() -> AptTool {
+    pub fn for_this_machine() -> AptTool {
         AptTool::default()
     }
 
     /// The apt of this machine as if no package were installed: an installed package would hide that it is missing from
     /// the lists.
-    pub fn of_empty_machine() -> AptTool {
+    pub fn for_empty_machine() -> AptTool {
         AptTool { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }
 
@@ -60,7 +60,7 @@ impl AptTool {
     /// # Errors
     ///
     /// Fails if there are no package lists.
-    pub fn not_installable(&self, names: &[&str]) -> Result<Vec<String>> {
+    pub fn check_installable(&self, names: &[&str]) -> Result<Vec<String>> {
         let there = command::output(&mut self.apt_cache(&["pkgnames", "base-files"]))?;
         if there.trim().is_empty() {
             bail!("apt has no package lists: apt-get update");
@@ -123,7 +123,7 @@ impl AptTool {
     fn resolve(&self, name: &str) -> Result<Vec<String>> {
         let Some(pattern) = search_pattern(name) else { return Ok(vec![name.to_owned()]) };
         let said = command::output(&mut self.apt_cache(&["search", "--names-only", &pattern]))?;
-        let found: Vec<String> = said.lines().filter_map(found_name).collect();
+        let found: Vec<String> = said.lines().filter_map(parse_found_name).collect();
         if found.is_empty() {
             bail!("no package of this release is called {name}");
         }
@@ -183,7 +183,7 @@ fn search_pattern(name: &str) -> Option<String> {
 }
 
 /// The name in a line `NAME - DESCRIPTION`.
-fn found_name(line: &str) -> Option<String> {
+fn parse_found_name(line: &str) -> Option<String> {
     line.split_once(" - ").map(|(name, _)| name.trim().to_owned())
 }
 
@@ -233,19 +233,19 @@ mod tests {
         assert_eq!(pattern, "^libpython3[.][0-9.]+-testsuite$");
         assert_eq!(search_pattern("g++"), None);
         let line = "libpython3.11-testsuite - Testsuite for Python - all of it";
-        assert_eq!(found_name(line).as_deref(), Some("libpython3.11-testsuite"));
+        assert_eq!(parse_found_name(line).as_deref(), Some("libpython3.11-testsuite"));
     }
 
     /// Uses the package lists of the machine, if it has any.
     #[test]
     fn a_name_in_no_package_list_is_reported() {
-        let apt = AptTool::of_empty_machine();
-        if !is_there() || apt.not_installable(&["base-files"]).is_err() {
+        let apt = AptTool::for_empty_machine();
+        if !is_there() || apt.check_installable(&["base-files"]).is_err() {
             println!("not here: apt has no package lists");
             return;
         }
         let complaints =
-            apt.not_installable(&["tar", "no-such-package-in-any-release", "no-such.*"]);
+            apt.check_installable(&["tar", "no-such-package-in-any-release", "no-such.*"]);
         let complaints = complaints.unwrap();
         assert_eq!(complaints.len(), 2, "{complaints:?}");
         assert!(complaints[0].starts_with("no-such-package-in-any-release: "), "{complaints:?}");

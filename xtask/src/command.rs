@@ -44,7 +44,7 @@ pub fn run_aside(name: &str, command: &mut Command) -> Result<()> {
 }
 
 /// Calls `work` for all names, `lanes` at a time. Returns the errors, each with its name.
-pub fn in_lanes(
+pub fn run_in_lanes(
     names: &[impl AsRef<str> + Sync],
     lanes: usize,
     work: impl Fn(&str) -> Result<()> + Sync,
@@ -132,7 +132,7 @@ mod tests {
         let names = ["a", "b", "c", "d"];
         let both = std::sync::Barrier::new(2);
         let done = Mutex::new(Vec::new());
-        let mut failed = in_lanes(&names, 2, |name| {
+        let mut failed = run_in_lanes(&names, 2, |name| {
             both.wait();
             done.lock().unwrap().push(name.to_owned());
             ensure!(!["a", "d"].contains(&name), "no");

@@ -48,11 +48,11 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
 /// # Errors
 ///
 /// Fails with the names of the targets that failed; the others run, too.
-pub fn all(seconds: u32) -> Result<()> {
+pub fn run_all(seconds: u32) -> Result<()> {
     let targets = targets()?;
     let programs = build(&targets)?;
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let failed = command::in_lanes(&targets, processors, |target| {
+    let failed = command::run_in_lanes(&targets, processors, |target| {
         println!("fuzzing {target} for {seconds} s");
         command::run_aside(target, fuzzer(&programs, target, seconds)?.stdin(Stdio::null()))
     });
@@ -80,7 +80,7 @@ fn dir() -> PathBuf {
 /// Builds targets, and returns the directory of their programs.
 fn build(targets: &[String]) -> Result<PathBuf> {
     let triple = host()?;
-    command::run(building(command::cargo(), targets, &triple).current_dir(dir()))?;
+    command::run(build_command(command::cargo(), targets, &triple).current_dir(dir()))?;
     Ok(dir().join("target").join(triple).join("release"))
 }
 
@@ -89,12 +89,12 @@ fn build(targets: &[String]) -> Result<PathBuf> {
 pub fn build_ahead() -> Result<Child> {
     let mut idle = Command::new("chrt");
     idle.args(["--idle", "0"]).arg(command::cargo().get_program());
-    let mut build = building(idle, &targets()?, &host()?);
+    let mut build = build_command(idle, &targets()?, &host()?);
     build.current_dir(dir()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     build.spawn().with_context(|| format!("cannot start {}", command::line(&build)))
 }
 
-fn building(mut cargo: Command, targets: &[String], triple: &str) -> Command {
+fn build_command(mut cargo: Command, targets: &[String], triple: &str) -> Command {
     // The target triple is given even for this machine, so that the flags do not apply to build
     // scripts.
     cargo.args(["build", "--release", "--target", triple]);

@@ -108,7 +108,7 @@ impl InstallTarget {
     }
 
     /// The files of a package, in the directory `base`.
-    pub fn of_package(base: &Path) -> Self {
+    pub fn for_package(base: &Path) -> Self {
         InstallTarget { base: base.to_owned(), shown: false }
     }
 
@@ -178,7 +178,7 @@ mod tests {
     fn files_are_replaced_as_a_whole() {
         let place = tempfile::tempdir().unwrap();
         let place = place.path();
-        let at = InstallTarget::of_package(place);
+        let at = InstallTarget::for_package(place);
         for text in ["one", "other"] {
             at.write("lib/x.so.0", text.as_bytes(), 0o755).unwrap();
             at.link("lib/x.so", "x.so.0").unwrap();

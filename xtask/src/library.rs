@@ -81,13 +81,13 @@ impl LibraryInstall<'_> {
     pub fn install(&self, built: &Path, at: &InstallTarget) -> Result<()> {
         let linked = built.with_extension("so.linked");
         self.link(built, &linked)?;
-        self.shared(&linked, 0o755, at)?;
+        self.install_shared(&linked, 0o755, at)?;
         fs::remove_file(&linked)?;
         self.development(built, at)
     }
 
     /// Installs the shared library, which was linked, with its name for programs.
-    pub fn shared(&self, linked: &Path, mode: u32, at: &InstallTarget) -> Result<()> {
+    pub fn install_shared(&self, linked: &Path, mode: u32, at: &InstallTarget) -> Result<()> {
         let (libdir, real) = (self.libdir, format!("libdefuse.so.{VERSION}"));
         at.copy(linked, &format!("{libdir}/{real}"), mode)?;
         at.link(&format!("{libdir}/{SONAME}"), &real)

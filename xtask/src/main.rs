@@ -115,7 +115,7 @@ fn bench(args: &[OsString]) -> anyhow::Result<()> {
         "defuse-bench",
     ]))?;
     let over_rings = args.iter().any(|arg| arg.to_string_lossy().contains("defuse-uring"));
-    let _allowed = over_rings.then(rings::UringSetting::now);
+    let _allowed = over_rings.then(rings::UringSetting::apply);
     let program = command::target_dir()?.join("release/defuse-bench");
     command::run(std::process::Command::new(program).args(args))
 }

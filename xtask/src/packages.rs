@@ -61,7 +61,7 @@ impl RequiredTool {
     }
 
     /// The command for a manual installation.
-    pub fn by_hand(&self) -> String {
+    pub fn install_command(&self) -> String {
         let how = if self.component { "rustup component add" } else { "apt-get install" };
         format!("{how} {}", self.name)
     }
@@ -75,7 +75,7 @@ pub fn provide(tools: &[RequiredTool]) {
     install_components(&names(&components));
     install_packages(&names(&packages));
     for tool in tools.iter().filter(|tool| !tool.is_there()) {
-        println!("missing: {} (by hand: {})", tool.name, tool.by_hand());
+        println!("missing: {} (by hand: {})", tool.name, tool.install_command());
     }
 }
 
@@ -109,7 +109,7 @@ fn install_packages(names: &[&str]) {
         return;
     }
     println!("installing Debian packages: {}", names.join(", "));
-    AptTool::of_this_machine().install(names);
+    AptTool::for_this_machine().install(names);
 }
 
 /// True if `dir` has a file that matches `path`, in which `*` stands for any characters but a

@@ -81,7 +81,7 @@ impl RunRecord {
     }
 
     /// Prints and records a part that this kernel cannot do.
-    pub fn not_here(&mut self, why: &str) {
+    pub fn record_missing_part(&mut self, why: &str) {
         self.say(&format!("not here: {why}"));
         self.note(self.step.to_owned(), why, false);
     }
@@ -141,7 +141,7 @@ impl RunRecord {
             let run = |cargo| move || attempt(cargo, show);
             let started: Vec<_> =
                 commands.iter_mut().map(|cargo| scope.spawn(run(cargo))).collect();
-            started.into_iter().map(|lane| lane.join().map_err(panicked)?).collect()
+            started.into_iter().map(|lane| lane.join().map_err(panic_error)?).collect()
         });
         let mut failed = Vec::new();
         for (cargo, attempt) in commands.iter().zip(attempts) {
@@ -163,7 +163,7 @@ impl RunRecord {
         }
         let passed_later = !read.targets.is_empty()
             && read.targets.iter().try_fold(true, |passed, target| {
-                Ok::<_, anyhow::Error>(self.passes_again(cargo, target, &read.failed)? && passed)
+                Ok::<_, anyhow::Error>(self.rerun_failed(cargo, target, &read.failed)? && passed)
             })?;
         let step = self.step;
         let failures = read.failed.into_iter();
@@ -177,7 +177,7 @@ impl RunRecord {
 
     /// Runs the failed tests of a target once more. All its tests run if it ended without a word
     /// of one that failed.
-    fn passes_again(
+    fn rerun_failed(
         &mut self,
         like: &Command,
         target: &str,
@@ -196,7 +196,7 @@ impl RunRecord {
             if names.is_empty() {
                 cargo.args(target.split_whitespace()).args(["--", "--show-output"]);
             } else {
-                cargo.args(in_same_build(like, target)).args(["--", "--show-output", "--exact"]);
+                cargo.args(build_arguments(like, target)).args(["--", "--show-output", "--exact"]);
                 cargo.args(names.iter().map(|test| &test.name));
             }
             cargo
@@ -251,7 +251,7 @@ impl RunRecord {
     }
 
     /// The parts whose requirement any machine can meet, or the others.
-    pub fn left_out(&self, can_be_had: bool) -> Vec<&OmittedPart> {
+    pub fn omitted_parts(&self, can_be_had: bool) -> Vec<&OmittedPart> {
         self.left_out.iter().filter(|part| part.can_be_had == can_be_had).collect()
     }
 }
@@ -312,7 +312,7 @@ fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
 
 /// The arguments of a target, in cargo's form, for which cargo builds nothing that it has not built for `like`. The
 /// dependencies of one package have other features than the dependencies of all packages together.
-fn in_same_build<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
+fn build_arguments<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
     let words = target.split_whitespace();
     if !like.get_args().any(|word| word == "--workspace") {
         return words.collect();
@@ -323,7 +323,7 @@ fn in_same_build<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
     std::iter::once("--workspace").chain(words).collect()
 }
 
-fn panicked(_: Box<dyn Any + Send>) -> anyhow::Error {
+fn panic_error(_: Box<dyn Any + Send>) -> anyhow::Error {
     anyhow!("the thread of a command panicked")
 }
 
@@ -385,7 +385,7 @@ mod tests {
         let [once] = parts.failures() else { panic!("{parts:?}") };
         assert!(once.passed_later && once.test.name == "fails_once");
         assert!(once.test.said.iter().any(|line| line.contains("the first attempt")));
-        assert_eq!(parts.left_out(true)[0].place, "test: fails_once");
+        assert_eq!(parts.omitted_parts(true)[0].place, "test: fails_once");
         parts.run_tests(&mut cargo(true)).unwrap_err();
         let [_, twice] = parts.failures() else { panic!("{parts:?}") };
         assert!(!twice.passed_later && twice.test.said.iter().any(|line| line == "a reason"));

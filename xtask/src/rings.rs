@@ -17,7 +17,7 @@ pub struct UringSetting {
 
 impl UringSetting {
     /// Applies the setting, see [`UringSetting`]. Prints a message if it is not possible.
-    pub fn now() -> UringSetting {
+    pub fn apply() -> UringSetting {
         let before = fs::read_to_string(PARAMETER).ok();
         let allowed = before.is_some() && fs::write(PARAMETER, "1").is_ok();
         if !allowed {
@@ -48,9 +48,11 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
         parts.skip("FUSE over io_uring: only root may enable it and mount");
         return Ok(());
     }
-    let allowed = UringSetting::now();
+    let allowed = UringSetting::apply();
     if !allowed.is_so() {
-        parts.not_here(&format!("FUSE over io_uring: {PARAMETER} cannot be set (Linux 6.14)"));
+        parts.record_missing_part(&format!(
+            "FUSE over io_uring: {PARAMETER} cannot be set (Linux 6.14)"
+        ));
         return Ok(());
     }
     // All of the workspace, so that dependencies have the features that they have in step `test`,

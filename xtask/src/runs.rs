@@ -43,7 +43,7 @@ fn run(parts: &mut RunRecord, groups: &[&str], (clients, suites): (usize, &[&str
     let runner = "build --profile runner --package defuse-testkit --bin conformance";
     command::run(command::cargo().args(runner.split(' ')))?;
     let runner = command::target_dir()?.join("runner/conformance");
-    let failed = command::in_lanes(groups, groups.len(), |configs| {
+    let failed = command::run_in_lanes(groups, groups.len(), |configs| {
         let mut run = Command::new(&runner);
         run.args(["--quick", "--clients", &clients.to_string()]);
         run.args(suites.iter().flat_map(|suite| ["--suite", suite])).args(["--configs", configs]);

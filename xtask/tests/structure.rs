@@ -464,7 +464,7 @@ fn reach(file: &Path, is_root: bool, reached: &mut BTreeSet<PathBuf>) {
     let dir = if is_root || stem == "mod" { dir.to_path_buf() } else { dir.join(stem) };
     let text = read(file);
     for (line, code) in text.lines().zip(code_only(&text).lines()) {
-        let Some(module) = declared(code) else { continue };
+        let Some(module) = declared_module(code) else { continue };
         let places = [dir.join(format!("{module}.rs")), dir.join(&module).join("mod.rs")];
         match places.iter().find(|place| place.exists()) {
             Some(place) => reach(place, false, reached),
@@ -474,7 +474,7 @@ fn reach(file: &Path, is_root: bool, reached: &mut BTreeSet<PathBuf>) {
 }
 
 /// The name in `mod name;`.
-fn declared(code: &str) -> Option<String> {
+fn declared_module(code: &str) -> Option<String> {
     let words: Vec<&str> = code.split_whitespace().collect();
     let place = words.iter().position(|&word| word == "mod")?;
     words.get(place + 1)?.strip_suffix(';').map(str::to_owned)

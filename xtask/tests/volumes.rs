@@ -29,7 +29,7 @@ fn processes(kind: &str, space: &Path) -> Vec<PathBuf> {
 }
 
 /// Kills the command by a signal that no process can catch, and waits for the end of all processes in a network.
-fn everything_ends(mut command: Child, network: &Path) {
+fn expect_end(mut command: Child, network: &Path) {
     let servers = processes("net", network).len();
     // glusterd, four bricks, and their parents.
     assert!(servers > 5, "{servers} processes");
@@ -65,7 +65,7 @@ fn volumes_and_the_program_of_a_run_end_with_the_killed_command() {
     let (command, network, mut rest) = start(&["run", "sh", "-c", script]);
     let network = PathBuf::from(network.trim());
     assert_ne!(network, std::fs::read_link("/proc/self/ns/net").unwrap());
-    everything_ends(command, &network);
+    expect_end(command, &network);
     // No process has the output open any more.
     rest.read_to_end(&mut Vec::new()).unwrap();
 }
@@ -83,10 +83,10 @@ fn volumes_that_are_up_end_with_the_killed_command() {
         return;
     };
     let network = std::fs::read_link(of_process).unwrap();
-    everything_ends(command, &network);
+    expect_end(command, &network);
     // Nothing is in the way of the next ones.
     let (next, line, _rest) = start(&["up"]);
     assert!(line.contains("--net="), "{line}");
     let of_process = line.split_whitespace().find_map(|word| word.strip_prefix("--net=")).unwrap();
-    everything_ends(next, &std::fs::read_link(of_process).unwrap());
+    expect_end(next, &std::fs::read_link(of_process).unwrap());
 }

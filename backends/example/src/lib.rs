@@ -48,7 +48,7 @@ impl Example {
     pub fn new(max_inodes: usize) -> Self {
         let node = NewNode::new(FileKind::Directory, 0o1777, Caller::default());
         let root =
-            ExampleInode { attr: Attr::of_new(Ino::ROOT, &node), bytes: Vec::new(), lookups: 0 };
+            ExampleInode { attr: Attr::for_new(Ino::ROOT, &node), bytes: Vec::new(), lookups: 0 };
         let inodes = BTreeMap::from([(Ino::ROOT, root)]);
         let state = ExampleState { names: BTreeMap::new(), inodes, last: Ino::ROOT.0 };
         Example { max_inodes, state: Mutex::new(state) }
@@ -148,7 +148,7 @@ impl FileSystem for Example {
         (root.mtime, root.ctime) = (Timestamp::now(), Timestamp::now());
         let parent = CreateParent { perm: root.perm, gid: root.gid, default_acl: None };
         let made = new_inode(parent, node, cx.caller.uid == 0);
-        let attr = Attr { perm: made.perm, gid: made.gid, ..Attr::of_new(ino, node) };
+        let attr = Attr { perm: made.perm, gid: made.gid, ..Attr::for_new(ino, node) };
         state.inodes.insert(ino, ExampleInode { attr, bytes: Vec::new(), lookups: 0 });
         state.names.insert(name.as_bytes().to_vec(), ino);
         state.entry(ino)

@@ -37,7 +37,7 @@ impl AbsentAttributes {
     }
 
     /// Records the beginning or the end of a change by this client.
-    pub fn changed(&self) {
+    pub fn record_change(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -91,7 +91,7 @@ mod tests {
         absent.add(F, ACL, now(), long);
         assert!(absent.lacks(F, CAPABILITY, long) && absent.lacks(F, ACL, long));
         let before = now();
-        absent.changed();
+        absent.record_change();
         assert!(!absent.lacks(F, CAPABILITY, long));
         absent.add(F, CAPABILITY, before, long);
         assert!(!absent.lacks(F, CAPABILITY, long), "the query was before the change");

@@ -23,7 +23,7 @@ impl VolumeAddress {
     /// Parses the text after `gluster:`. Returns the reason and the right form as an error.
     pub fn parse(rest: &str) -> Result<VolumeAddress, String> {
         if rest.starts_with('/') && !rest.starts_with("//") {
-            return VolumeAddress::of_file(rest);
+            return VolumeAddress::from_volfile(rest);
         }
         let wrong = |why: &str| {
             format!("source gluster:{rest}: {why}: write gluster://HOST[,HOST...]/VOLUME[/DIR]")
@@ -66,7 +66,7 @@ impl VolumeAddress {
     }
 
     /// The volume that a volfile describes. It gets the name of the file.
-    fn of_file(path: &str) -> Result<VolumeAddress, String> {
+    fn from_volfile(path: &str) -> Result<VolumeAddress, String> {
         let wrong = |why: &str| format!("source gluster:{path}: {why}: name a volume file");
         let name = Path::new(path).file_stem().ok_or_else(|| wrong("it names no file"))?;
         Ok(VolumeAddress {

@@ -164,7 +164,12 @@ impl<R> MetadataCache<R> {
     }
 
     /// The attributes of an inode, for the caller `who`.
-    pub fn attributes(&self, who: &CallerIdentity, gfid: Gfid, now: Instant) -> Option<libc::stat> {
+    pub fn find_attributes(
+        &self,
+        who: &CallerIdentity,
+        gfid: Gfid,
+        now: Instant,
+    ) -> Option<libc::stat> {
         let stat = self.stat(&self.lock(), who, gfid, now)?;
         self.given.fetch_add(1, Ordering::Relaxed);
         Some(stat)
@@ -234,13 +239,13 @@ impl<R> MetadataCache<R> {
 
     fn holds(&self, gfid: Gfid, lacks: &AbsentXattrs, now: Instant) -> bool {
         lacks.until.is_some_and(|until| now < until)
-            && !self.inbox.told_since(gfid, lacks.since)
+            && !self.inbox.has_report_since(gfid, lacks.since)
             && !lacks.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     /// Records that a directory was fetched from the servers. True if [`keep_dir`](MetadataCache::keep_dir) needs a
     /// reference to the directory before names in it can be kept.
-    pub fn looked_at(&self, dir: Gfid, now: Instant) -> bool {
+    pub fn record_fetch(&self, dir: Gfid, now: Instant) -> bool {
         match self.lock().dirs.get_mut(&dir) {
             Some(dir) => {
                 dir.looked = now;
@@ -281,7 +286,7 @@ impl<R> MetadataCache<R> {
     }
 
     /// Records that this client changes the subjects, until the result is dropped.
-    pub fn changing<'a>(&self, things: Vec<ChangeSubject<'a>>) -> OwnChangeGuard<'a> {
+    pub fn begin_change<'a>(&self, things: Vec<ChangeSubject<'a>>) -> OwnChangeGuard<'a> {
         let change = OwnChangeGuard { own: Arc::clone(&self.own), things };
         change.mark();
         change
@@ -312,16 +317,16 @@ impl<R> MetadataCache<R> {
 
     fn has_attributes(&self, gfid: Gfid, file: &CachedStat<R>, now: Instant) -> bool {
         now < file.until
-            && !self.inbox.told_since(gfid, file.asked.since)
-            && !file.listed_in.is_some_and(|dir| self.inbox.told_since(dir, file.asked.since))
+            && !self.inbox.has_report_since(gfid, file.asked.since)
+            && !file.listed_in.is_some_and(|dir| self.inbox.has_report_since(dir, file.asked.since))
             && !file.asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     fn has_name(&self, dir: Gfid, name: &[u8], child: &CachedChild, now: Instant) -> bool {
         let since = child.asked.since;
         now < child.until
-            && !self.inbox.told_since(dir, since)
-            && !child.gfid.is_some_and(|gfid| self.inbox.told_since(gfid, since))
+            && !self.inbox.has_report_since(dir, since)
+            && !child.gfid.is_some_and(|gfid| self.inbox.has_report_since(gfid, since))
             && !since.is_before(self.place(ChangeSubject::Name(dir, name)))
     }
 
@@ -410,14 +415,14 @@ impl Drop for OwnChangeGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::no_stat;
+    use crate::volume::zeroed_stat;
 
     const D: Gfid = [1; 16];
     const F: Gfid = [2; 16];
     const LONG: Duration = Duration::from_secs(60);
 
     /// Makes a cache with the name `f` of a file.
-    fn answers() -> (MetadataCache<()>, QueryContext) {
+    fn make_answers() -> (MetadataCache<()>, QueryContext) {
         let inbox: Arc<UpcallInbox> = Arc::default();
         let asked = QueryContext { since: inbox.now(), changes: 0, who: CallerIdentity::default() };
         let answers = MetadataCache::new(inbox);
@@ -427,22 +432,22 @@ mod tests {
 
     fn keep(answers: &MetadataCache<()>, asked: &QueryContext) {
         let now = Instant::now();
-        if answers.looked_at(D, now) {
+        if answers.record_fetch(D, now) {
             answers.keep_dir(D, now, ());
         }
-        answers.keep_attributes((F, &no_stat(), None), asked, now + LONG, ());
+        answers.keep_attributes((F, &zeroed_stat(), None), asked, now + LONG, ());
         answers.keep_name((D, b"f"), Some(F), asked, now + LONG);
     }
 
     fn has(answers: &MetadataCache<()>) -> (bool, bool) {
         let (who, now) = (CallerIdentity::default(), Instant::now());
         let name = matches!(answers.name(&who, D, b"f", now), LookupAnswer::Inode(F, _));
-        (name, answers.attributes(&who, F, now).is_some())
+        (name, answers.find_attributes(&who, F, now).is_some())
     }
 
     #[test]
     fn a_file_is_known_to_lack_attributes_until_somebody_changes_it() {
-        let (answers, asked) = answers();
+        let (answers, asked) = make_answers();
         let [capability, acl, own] =
             [&b"security.capability"[..], b"system.posix_acl_access", b"user.a"];
         let now = Instant::now();
@@ -460,7 +465,7 @@ mod tests {
         // New attributes of the same file keep this knowledge.
         keep(&answers, &asked);
         assert_eq!(lacks(&answers), [true, true, false]);
-        let change = answers.changing(vec![ChangeSubject::Attributes(F)]);
+        let change = answers.begin_change(vec![ChangeSubject::Attributes(F)]);
         assert_eq!(lacks(&answers), [false; 3]);
         // An answer during the change may be older than the change.
         note(acl);
@@ -474,13 +479,14 @@ mod tests {
 
     #[test]
     fn an_answer_holds_until_this_client_begins_or_ends_a_change() {
-        let (answers, _) = answers();
+        let (answers, _) = make_answers();
         assert_eq!((has(&answers), answers.counts()), ((true, true), [1, 1, 2]));
         drop(
-            answers.changing(vec![ChangeSubject::Name(D, b"other"), ChangeSubject::Attributes(D)]),
+            answers
+                .begin_change(vec![ChangeSubject::Name(D, b"other"), ChangeSubject::Attributes(D)]),
         );
         assert_eq!(has(&answers), (true, true));
-        let change = answers.changing(vec![ChangeSubject::Name(D, b"f")]);
+        let change = answers.begin_change(vec![ChangeSubject::Name(D, b"f")]);
         assert_eq!(has(&answers), (false, true));
         // An answer during the change may be older than the change.
         let asked =
@@ -489,14 +495,14 @@ mod tests {
         assert_eq!(has(&answers), (true, true));
         drop(change);
         assert_eq!(has(&answers), (false, true));
-        drop(answers.changing(vec![ChangeSubject::Attributes(F)]));
+        drop(answers.begin_change(vec![ChangeSubject::Attributes(F)]));
         assert_eq!(has(&answers), (false, false));
     }
 
     #[test]
     fn an_answer_holds_until_a_server_tells_of_a_change() {
         for changed in [D, F] {
-            let (answers, old) = answers();
+            let (answers, old) = make_answers();
             answers.inbox.put(changed, 1);
             assert_eq!(has(&answers), (false, changed == D));
             // The message has overtaken this answer.
@@ -516,31 +522,31 @@ mod tests {
 
     #[test]
     fn a_name_holds_until_the_rights_to_its_directory_change() {
-        let (answers, _) = answers();
-        drop(answers.changing(vec![ChangeSubject::Rights(D)]));
+        let (answers, _) = make_answers();
+        drop(answers.begin_change(vec![ChangeSubject::Rights(D)]));
         assert_eq!(has(&answers), (false, true));
     }
 
     #[test]
     fn attributes_of_a_listing_hold_until_another_client_changes_the_directory() {
-        let (answers, asked) = answers();
+        let (answers, asked) = make_answers();
         let now = Instant::now();
         answers.inbox.put([7; 16], 0);
         assert_eq!(has(&answers), (true, true));
-        answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
+        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &asked, now + LONG, ());
         assert_eq!(has(&answers), (false, false));
         let asked = QueryContext { since: answers.inbox.now(), ..asked };
-        answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
+        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &asked, now + LONG, ());
         assert_eq!(has(&answers), (true, true));
     }
 
     #[test]
     fn an_answer_is_for_the_user_and_the_groups_who_asked() {
-        let (answers, _) = answers();
+        let (answers, _) = make_answers();
         let now = Instant::now();
         let user = CallerIdentity { uid: 1, ..CallerIdentity::default() };
         for who in [user, CallerIdentity { groups: [1].into(), ..CallerIdentity::default() }] {
-            assert!(answers.attributes(&who, F, now).is_none());
+            assert!(answers.find_attributes(&who, F, now).is_none());
             assert!(matches!(answers.name(&who, D, b"f", now), LookupAnswer::Unknown));
         }
         // A change needs the inode of a name independently of the caller that found it.
@@ -549,7 +555,7 @@ mod tests {
 
     #[test]
     fn that_a_name_is_missing_is_known_until_it_is_made() {
-        let (answers, asked) = answers();
+        let (answers, asked) = make_answers();
         let now = Instant::now();
         answers.keep_name((D, b"g"), None, &asked, now + LONG);
         assert_eq!((answers.child(D, b"g", now), answers.child(D, b"h", now)), (Some(None), None));
@@ -557,28 +563,28 @@ mod tests {
             answers.name(&CallerIdentity::default(), D, b"g", now),
             LookupAnswer::Unknown
         ));
-        drop(answers.changing(vec![ChangeSubject::Name(D, b"g")]));
+        drop(answers.begin_change(vec![ChangeSubject::Name(D, b"g")]));
         assert_eq!(answers.child(D, b"g", now), None);
     }
 
     #[test]
     fn names_hold_while_the_directory_is_looked_at_every_second() {
-        let (answers, _) = answers();
+        let (answers, _) = make_answers();
         let (who, later) = (CallerIdentity::default(), Instant::now() + DIRECTORIES_HOLD);
         assert!(matches!(answers.name(&who, D, b"f", later), LookupAnswer::LookAtDirectory));
-        assert!(!answers.looked_at(D, later));
+        assert!(!answers.record_fetch(D, later));
         assert!(matches!(answers.name(&who, D, b"f", later), LookupAnswer::Inode(..)));
         assert!(matches!(answers.name(&who, D, b"f", later + LONG), LookupAnswer::Unknown));
-        assert!(answers.attributes(&who, F, later + LONG).is_none());
+        assert!(answers.find_attributes(&who, F, later + LONG).is_none());
     }
 
     #[test]
     fn answers_are_bounded_and_old_ones_give_room() {
-        let (answers, asked) = answers();
+        let (answers, asked) = make_answers();
         let now = Instant::now();
         let gfid = |number: usize| (number as u128 + 9).to_ne_bytes();
         for number in 0..2 * FILES {
-            answers.keep_attributes((gfid(number), &no_stat(), None), &asked, now + LONG, ());
+            answers.keep_attributes((gfid(number), &zeroed_stat(), None), &asked, now + LONG, ());
         }
         for number in 0..2 * NAMES {
             let name = number.to_ne_bytes();

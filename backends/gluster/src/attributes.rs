@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, StatFs, Timestamp};
 
-use crate::volume::{no_stat, set};
+use crate::volume::{set, zeroed_stat};
 
 /// The size of an efficient request, as in GlusterFS's own client. Servers do not agree on a size: the size in their
 /// answers about one file differs.
@@ -37,7 +37,7 @@ pub fn attr(stat: &libc::stat, valid_for: Duration) -> Result<Attr> {
 
 /// The new values in `change`, except the size, and a bit for each value that is set.
 pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
-    let (mut stat, mut valid) = (no_stat(), 0);
+    let (mut stat, mut valid) = (zeroed_stat(), 0);
     if let Some(perm) = change.perm {
         stat.st_mode = perm & 0o7777;
         valid |= set::MODE;
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_change_without_set_id_bits_has_a_known_result() {
-        let mut stat = no_stat();
+        let mut stat = zeroed_stat();
         (stat.st_mode, stat.st_size) = (libc::S_IFREG | 0o640, 9);
         let before = attr(&stat, Duration::from_secs(7)).unwrap();
         let change = SetAttr { perm: Some(0o600), uid: Some(5), ..SetAttr::default() };
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn attributes_of_an_unknown_kind_are_an_error() {
-        let mut stat = no_stat();
+        let mut stat = zeroed_stat();
         assert_eq!(attr(&stat, Duration::ZERO), Err(Errno::EIO));
         (stat.st_mode, stat.st_size, stat.st_blksize) = (libc::S_IFREG | 0o4755, 9, 4096);
         let read = attr(&stat, Duration::ZERO).unwrap();

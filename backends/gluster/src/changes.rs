@@ -72,7 +72,7 @@ impl ClientChanges {
     }
 
     /// Records attributes that the kernel gets, by a query that began after `since`.
-    pub fn gives(&self, gfid: Gfid, attr: &Attr, since: u64) {
+    pub fn record_attributes(&self, gfid: Gfid, attr: &Attr, since: u64) {
         let mut place = self.place(gfid);
         if place.has_changed(since) {
             place.known.remove(&gfid);
@@ -84,18 +84,18 @@ impl ClientChanges {
     /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the data. Contents that
     /// are older than the attributes of the kernel would stay in its pages.
     pub fn still_has(&self, gfid: Gfid, attr: &Attr) -> bool {
-        self.known(gfid).is_some_and(|known| has_same_data(&known, attr))
+        self.kernel_attributes(gfid).is_some_and(|known| has_same_data(&known, attr))
     }
 
     /// The attributes that the kernel has.
-    pub fn known(&self, gfid: Gfid) -> Option<Attr> {
-        self.place(gfid).known(gfid)
+    pub fn kernel_attributes(&self, gfid: Gfid) -> Option<Attr> {
+        self.place(gfid).kernel_attributes(gfid)
     }
 
     /// Records that this client changes an inode, until the result is dropped.
     pub fn begin(self: &Arc<Self>, gfid: Gfid) -> ClientChange {
         let mut place = self.place(gfid);
-        let known = place.known(gfid);
+        let known = place.kernel_attributes(gfid);
         place.in_flight += 1;
         let begun = self.advance();
         place.last = begun;
@@ -122,7 +122,7 @@ impl ChangePlace {
         self.in_flight > 0 || self.last > since
     }
 
-    fn known(&self, gfid: Gfid) -> Option<Attr> {
+    fn kernel_attributes(&self, gfid: Gfid) -> Option<Attr> {
         let known = self.known.get(&gfid)?;
         (!self.has_changed(known.since)).then_some(known.attr)
     }
@@ -137,17 +137,17 @@ impl ChangePlace {
 
 impl ClientChange {
     /// The attributes before the change.
-    pub fn before(&self) -> Option<Attr> {
+    pub fn previous_attributes(&self) -> Option<Attr> {
         self.before
     }
 
     /// Ends a write of the bytes before `end`.
-    pub fn wrote(mut self, end: u64) {
+    pub fn finish_write(mut self, end: u64) {
         self.after = self.before.map(|attr| Attr { size: attr.size.max(end), ..attr });
     }
 
     /// Ends a change with attributes that the kernel gets.
-    pub fn gives(mut self, attr: Attr) {
+    pub fn finish_with(mut self, attr: Attr) {
         self.after = Some(attr);
     }
 }
@@ -178,27 +178,27 @@ mod tests {
 
     fn file(size: u64) -> Attr {
         let node = NewNode::new(FileKind::Regular, 0o644, Caller::default());
-        Attr { size, ..Attr::of_new(Ino(1), &node) }
+        Attr { size, ..Attr::for_new(Ino(1), &node) }
     }
 
     fn sizes(changes: &ClientChanges) -> Option<u64> {
-        changes.known(F).map(|attr| attr.size)
+        changes.kernel_attributes(F).map(|attr| attr.size)
     }
 
     #[test]
     fn a_write_extends_a_known_size_and_hides_older_answers() {
         let changes = Arc::new(ClientChanges::default());
         let before = changes.now();
-        changes.gives(F, &file(10), before);
+        changes.record_attributes(F, &file(10), before);
         assert_eq!(sizes(&changes), Some(10));
         let write = changes.begin(F);
         assert!(changes.has_changed(F, changes.now()) && sizes(&changes).is_none());
         let during = changes.now();
-        write.wrote(25);
+        write.finish_write(25);
         assert_eq!(sizes(&changes), Some(25));
-        changes.begin(F).wrote(3);
+        changes.begin(F).finish_write(3);
         assert_eq!(sizes(&changes), Some(25));
-        changes.gives(F, &file(10), during);
+        changes.record_attributes(F, &file(10), during);
         assert_eq!(sizes(&changes), None, "an answer from before the end of the write");
         assert!(changes.has_changed(F, before) && !changes.has_changed(F, changes.now()));
     }
@@ -206,18 +206,18 @@ mod tests {
     #[test]
     fn nothing_is_known_after_a_change_with_another_one_at_the_same_time_or_without_a_result() {
         let changes = Arc::new(ClientChanges::default());
-        changes.gives(F, &file(10), changes.now());
+        changes.record_attributes(F, &file(10), changes.now());
         drop(changes.begin(F));
         assert_eq!(sizes(&changes), None);
-        changes.gives(F, &file(10), changes.now());
+        changes.record_attributes(F, &file(10), changes.now());
         let (first, second) = (changes.begin(F), changes.begin(SAME));
-        first.wrote(99);
+        first.finish_write(99);
         assert_eq!(sizes(&changes), None);
         drop(second);
         assert_eq!(sizes(&changes), None);
         let change = changes.begin(F);
-        assert_eq!(change.before().map(|attr| attr.size), None);
-        change.gives(file(7));
+        assert_eq!(change.previous_attributes().map(|attr| attr.size), None);
+        change.finish_with(file(7));
         assert_eq!(sizes(&changes), Some(7));
     }
 
@@ -227,9 +227,9 @@ mod tests {
         let changes = Arc::new(ClientChanges::default());
         let old = file(10);
         assert!(!changes.still_has(F, &old));
-        changes.gives(F, &old, changes.now());
+        changes.record_attributes(F, &old, changes.now());
         assert!(changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
-        changes.gives(F, &file(12), changes.now());
+        changes.record_attributes(F, &file(12), changes.now());
         assert!(!changes.still_has(F, &old));
     }
 
@@ -239,7 +239,7 @@ mod tests {
         for number in 0..3 * KNOWN {
             let mut gfid = F;
             gfid[0] = number as u8;
-            changes.gives(gfid, &file(1), changes.now());
+            changes.record_attributes(gfid, &file(1), changes.now());
         }
         assert!(changes.place(F).known.len() <= KNOWN);
     }

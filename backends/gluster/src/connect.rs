@@ -57,7 +57,7 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
         }
         None => {
             reach(&servers, options.transport)?;
-            asks(address, &servers, options)
+            make_volfile_query(address, &servers, options)
         }
     };
     let connect = ConnectParameters {
@@ -84,7 +84,7 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
         format!("{known}: the directory {}: {errno}", name.to_string_lossy())
     })?;
     let posix_acl = options.acl && keeps_acls(&volume, root);
-    let graph = ClientGraph::of(&volume);
+    let graph = ClientGraph::from_volume(&volume);
     let settings = GlusterSettings {
         restores: options.in_application,
         answer_on: if options.in_application {
@@ -102,12 +102,12 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
     let watch = CacheCoherence::new(options.valid_for, options.keeps_here);
     let asks = asks.map_err(|reason| watch.note_reason(reason)).ok();
     let gluster = Gluster::new(volume, root, settings, (watch, asks));
-    Ok(if options.keeps_here { gluster.keeping_answers() } else { gluster })
+    Ok(if options.keeps_here { gluster.with_metadata_cache() } else { gluster })
 }
 
 /// The query for the volfile, which shows if servers report changes by other clients, and the time for which frontends
 /// may cache, or the reason why they may not.
-fn asks(
+fn make_volfile_query(
     address: &VolumeAddress,
     servers: &[(String, u16)],
     options: &GlusterOptions,

@@ -88,7 +88,7 @@ impl UnopenedFiles {
 }
 
 /// True if there may be files that are open and not opened on the servers.
-pub fn are_some_unopened() -> bool {
+pub fn has_unopened() -> bool {
     SMALL.load(Ordering::Acquire) > 0
 }
 
@@ -202,13 +202,13 @@ impl Drop for SmallFile {
 
 impl OpenOnDemand {
     /// A handle that is open.
-    pub fn opened(handle: GfapiHandle) -> Arc<OpenOnDemand> {
+    pub fn from_handle(handle: GfapiHandle) -> Arc<OpenOnDemand> {
         let opened = Mutex::new(Some(Arc::new(handle)));
         Arc::new(OpenOnDemand { opened, small: None })
     }
 
     /// A handle that is opened on demand.
-    pub fn later(small: SmallFile) -> Arc<OpenOnDemand> {
+    pub fn from_small_file(small: SmallFile) -> Arc<OpenOnDemand> {
         Arc::new(OpenOnDemand { opened: Mutex::default(), small: Some(small) })
     }
 
@@ -231,7 +231,7 @@ impl OpenOnDemand {
     }
 
     /// The file with its contents, as long as nothing has opened it.
-    pub fn unopened(&self) -> Option<&SmallFile> {
+    pub fn unopened_file(&self) -> Option<&SmallFile> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         self.small.as_ref().filter(|_| opened.is_none())
     }

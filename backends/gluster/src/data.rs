@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use defuse_fs::posix::without_set_id;
+use defuse_fs::posix::drop_set_id;
 use defuse_fs::{
     Attr, CacheMode, Context, Errno, Fallocate, Fh, FileKind, Ino, Io, IoOp, LockOwner, OpenArgs,
     OpenFlags, OpenReply, ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
@@ -17,7 +17,7 @@ use crate::contents::{FileContents, OpenOnDemand, SmallFile};
 use crate::file::GfapiHandle;
 use crate::gluster::{ActingUser, Gluster, OpenObject as Open, OpenVolumeFile, PlainModeCache};
 use crate::transfer::{self, TransferFile};
-use crate::volume::{Gfid, no_stat, set};
+use crate::volume::{Gfid, set, zeroed_stat};
 use crate::writes::WritePosition;
 
 /// The place of a write on the servers.
@@ -45,24 +45,24 @@ impl Gluster {
         let gfid = self.nodes.gfid(ino)?;
         let handle = match self.small_file(cx, gfid, args.flags) {
             Some(small) => {
-                let handle = OpenOnDemand::later(small);
+                let handle = OpenOnDemand::from_small_file(small);
                 self.unopened.add(&handle);
                 handle
             }
-            None => OpenOnDemand::opened(
+            None => OpenOnDemand::from_handle(
                 self.open_known(ino, |object| self.volume.open(object, flags))?,
             ),
         };
         if !self.watch.is_on() {
             // Another client may have closed the file with a new size.
-            drop(self.own_change_of(ino));
+            drop(self.begin_own_change_of(ino));
         }
         // Messages about earlier changes have come before the answer of the servers.
         let keeps = self.keeps_pages(ino, gfid, &acting.asked);
         // With contents of the size that the kernel knows, it need not ask for the size again.
-        let is_known = keeps || handle.unopened().is_some_and(SmallFile::has_size);
+        let is_known = keeps || handle.unopened_file().is_some_and(SmallFile::has_size);
         if !is_known {
-            self.watch.opened(&self.nodes, &self.volume, ino);
+            self.watch.record_open(&self.nodes, &self.volume, ino);
         }
         let file = OpenVolumeFile {
             ino,
@@ -73,7 +73,7 @@ impl Gluster {
             plain_mode: PlainModeCache::default(),
         };
         let cache = if keeps { CacheMode::Keep } else { CacheMode::Cached };
-        Ok(OpenReply { cache, ..self.opened_file(file) })
+        Ok(OpenReply { cache, ..self.add_open_file(file) })
     }
 
     /// True if the pages that a kernel has of a file are valid: the servers tell of changes, and have told of none since
@@ -82,9 +82,9 @@ impl Gluster {
         let Some(long) = self.watch.long().filter(|_| !self.settings.takes_turns) else {
             return false;
         };
-        let is_told = |since| self.watch.inbox.told_since(gfid, since);
+        let is_told = |since| self.watch.inbox.has_report_since(gfid, since);
         let is_valid = self.watch.is_unchanged(&self.nodes, &self.volume, ino)
-            && self.pages.dropped(gfid, long).is_some_and(|since| !is_told(since));
+            && self.pages.last_drop(gfid, long).is_some_and(|since| !is_told(since));
         if !is_valid {
             self.pages.drop_at(gfid, asked.since);
         }
@@ -98,7 +98,8 @@ impl Gluster {
         if self.settings.takes_turns || !is_plain || cx.caller.uid != 0 {
             return None;
         }
-        let attr = self.changes.known(gfid).filter(|attr| attr.kind == FileKind::Regular)?;
+        let attr =
+            self.changes.kernel_attributes(gfid).filter(|attr| attr.kind == FileKind::Regular)?;
         let since = self.changes.now();
         // After an error, the open itself tells what is wrong.
         let contents = FileContents::read(&self.volume, gfid, attr.size).ok().flatten()?;
@@ -107,15 +108,15 @@ impl Gluster {
     }
 
     /// The part of the contents of an open file that a read gets, if it may, or must because the file is gone.
-    fn unopened_part<'a>(
+    fn find_unopened_part<'a>(
         &self,
         file: &'a OpenVolumeFile,
         offset: u64,
         len: usize,
     ) -> Option<&'a [u8]> {
-        let small = file.handle.unopened()?;
+        let small = file.handle.unopened_file()?;
         let part = small.part(offset, len);
-        let is_new = small.is_young(self.watch.short())
+        let is_new = small.is_young(self.watch.short_lifetime())
             && !self.changes.has_changed(small.gfid(), small.since)
             && self.changes.still_has(small.gfid(), &small.attr);
         (is_new || matches!(file.handle(), Err(Errno::ENOENT | Errno::ESTALE))).then_some(part)
@@ -124,14 +125,14 @@ impl Gluster {
     /// Opens the files that are opened on demand, before their last name may be removed: those of an inode, or those
     /// found in a directory.
     pub(crate) fn open_before(&self, is_meant: impl Fn(Ino) -> bool) {
-        if !contents::are_some_unopened() {
+        if !contents::has_unopened() {
             return;
         }
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         let files: Vec<_> = open
             .values()
             .filter_map(|open| match open {
-                Open::File(file) if file.handle.unopened().is_some() => Some(Arc::clone(file)),
+                Open::File(file) if file.handle.unopened_file().is_some() => Some(Arc::clone(file)),
                 _ => None,
             })
             .collect();
@@ -149,7 +150,7 @@ impl Gluster {
     }
 
     /// Adds an open file, and makes the reply to the frontend.
-    pub(crate) fn opened_file(&self, file: OpenVolumeFile) -> OpenReply {
+    pub(crate) fn add_open_file(&self, file: OpenVolumeFile) -> OpenReply {
         let fh = self.add_open(Open::File(Arc::new(file)));
         OpenReply { parallel_direct_writes: true, ..OpenReply::new(fh) }
     }
@@ -170,7 +171,7 @@ impl Gluster {
 
     pub(crate) fn release_file(&self, fh: Fh, args: ReleaseArgs) {
         let Some(Open::File(file)) = self.remove_open(fh) else { return };
-        self.nodes.released(file.ino, fh);
+        self.nodes.record_release(file.ino, fh);
         self.locks.release(file.ino, fh);
         if let Some(owner) = args.flock_owner {
             self.locks.flocks.drop_owner(file.ino.0, defuse_fs::LockKind::Flock, owner);
@@ -184,7 +185,7 @@ impl Gluster {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let len = out.remaining();
-        if let Some(part) = self.unopened_part(file, args.offset, len) {
+        if let Some(part) = self.find_unopened_part(file, args.offset, len) {
             return out.put(part).map(drop);
         }
         if let Some(room) = out.lend()
@@ -208,10 +209,10 @@ impl Gluster {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let WriteTarget { handle, offset, at } = self.target(file, args)?;
-        self.before_write(cx, file, args)?;
+        self.prepare_write(cx, file, args)?;
         let own = self.client_change(file.ino);
         let wrote = |count: usize| match own {
-            Some(own) if at == WritePosition::Offset => own.wrote(offset + count as u64),
+            Some(own) if at == WritePosition::Offset => own.finish_write(offset + count as u64),
             _ => {}
         };
         let len = data.remaining();
@@ -267,7 +268,7 @@ impl Gluster {
                 let handle = match &*plain {
                     Some(handle) => Arc::clone(handle),
                     None => {
-                        let flags = open_flags(file.flags.without(OpenFlags::APPEND));
+                        let flags = open_flags(file.flags.difference(OpenFlags::APPEND));
                         Arc::new(self.volume.open(&self.object(file.ino)?, flags)?)
                     }
                 };
@@ -283,12 +284,13 @@ impl Gluster {
         let open = self.nodes.open_files(file.ino);
         let writes =
             open.into_iter().filter_map(|fh| Some(Arc::clone(&self.file(fh).ok()?.writes)));
-        let held_back: Vec<_> =
-            writes.filter_map(|writes| writes.held_back().map(|placed| (writes, placed))).collect();
+        let held_back: Vec<_> = writes
+            .filter_map(|writes| writes.unacknowledged_writes().map(|placed| (writes, placed)))
+            .collect();
         if !held_back.is_empty() {
             // The client returns the size after all writes.
             file.handle()?.stat()?;
-            held_back.iter().for_each(|(writes, placed)| writes.are_on_servers(*placed));
+            held_back.iter().for_each(|(writes, placed)| writes.record_durable(*placed));
         }
         Ok(())
     }
@@ -307,7 +309,7 @@ impl Gluster {
         };
         let _acting = io.with_context(|cx| self.act_on_open(cx));
         if let IoOp::Read { args, len, .. } = io.op()
-            && let Some(part) = self.unopened_part(&file, args.offset, len)
+            && let Some(part) = self.find_unopened_part(&file, args.offset, len)
         {
             let mut io = io;
             let put = io.with_read_buf(|_, out| out.put(part).map(drop));
@@ -321,13 +323,13 @@ impl Gluster {
         match io.op() {
             IoOp::Read { args, len, .. } => {
                 // The read changes the access time.
-                let change = self.own_change_of(file.ino);
+                let change = self.begin_own_change_of(file.ino);
                 let file = TransferFile { handle, write: None, change, own: None };
                 transfer::read(io, (file, args.offset), len, &self.pool, on);
             }
             IoOp::Write { args, .. } => {
-                let change = self.own_change_of(file.ino);
-                let ready = io.with_context(|cx| self.before_write(cx, &file, args));
+                let change = self.begin_own_change_of(file.ino);
+                let ready = io.with_context(|cx| self.prepare_write(cx, &file, args));
                 match ready.and_then(|()| self.target(&file, args)) {
                     Ok(WriteTarget { handle, offset, at }) => {
                         let write = Some((Arc::clone(&file.writes), at));
@@ -374,9 +376,10 @@ impl Gluster {
     ) -> Result<Attr> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let _change = self.watch.changing(&[gfid]);
+        let _change = self.watch.begin_change(&[gfid]);
         let own = self.client_change(ino);
-        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
+        let _own =
+            self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
             // The counter changes before and after the change: a write in between reads the mode again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
@@ -400,7 +403,7 @@ impl Gluster {
         let (stat, valid) = changes(change);
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
-                Err(Errno::EPERM) if self.only_drops_set_id(ino, change, &acting.asked)? => {
+                Err(Errno::EPERM) if self.is_set_id_drop(ino, change, &acting.asked)? => {
                     // A write by a user other than the owner drops the bits. The frontend has allowed the write; a
                     // server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
@@ -415,26 +418,33 @@ impl Gluster {
         // The kernel gets what it has, with the change, and asks again when it needs the time of the change.
         if change.size.is_none()
             && let Some(own) = own
-            && let Some(attr) = own.before().and_then(|before| with_changes(before, (&stat, valid)))
+            && let Some(attr) =
+                own.previous_attributes().and_then(|before| with_changes(before, (&stat, valid)))
         {
-            own.gives(attr);
+            own.finish_with(attr);
             return Ok(attr);
         }
         // An answer to a query within a change is not kept.
-        self.attributes(ino, &acting.asked)
+        self.fetch_attributes(ino, &acting.asked)
     }
 
     /// Drops set-user-id and set-group-id before a write if the frontend requests it. The servers drop file
     /// capabilities by themselves, but write with the rights of root, and keep these bits.
-    fn before_write(&self, cx: &Context<'_>, file: &OpenVolumeFile, args: WriteArgs) -> Result<()> {
+    fn prepare_write(
+        &self,
+        cx: &Context<'_>,
+        file: &OpenVolumeFile,
+        args: WriteArgs,
+    ) -> Result<()> {
         let changes = self.mode_changes.load(Ordering::Acquire);
         if !args.kill_suidgid || file.plain_mode.is_known(changes) {
             return Ok(());
         }
-        let Some(plain) = file.plain_mode.saw(file.handle()?.stat()?.st_mode, changes) else {
+        let Some(plain) = file.plain_mode.record_mode(file.handle()?.stat()?.st_mode, changes)
+        else {
             return Ok(());
         };
-        let _change = self.watch.changing(&[self.nodes.gfid(file.ino)?]);
+        let _change = self.watch.begin_change(&[self.nodes.gfid(file.ino)?]);
         // A server would only let the owner change the mode, but the frontend has allowed the write.
         self.volume.act_as(0, 0, &[]);
         let dropped = file.handle()?.chmod(plain);
@@ -445,9 +455,9 @@ impl Gluster {
     /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
     /// owner change them, but the frontend has allowed it.
     fn drop_set_id(&self, ino: Ino, asked: &QueryContext) -> Result<()> {
-        let perm = self.attributes(ino, asked)?.perm;
-        let mut stat = no_stat();
-        stat.st_mode = without_set_id(perm, true);
+        let perm = self.fetch_attributes(ino, asked)?.perm;
+        let mut stat = zeroed_stat();
+        stat.st_mode = drop_set_id(perm, true);
         if stat.st_mode == perm {
             return Ok(());
         }
@@ -475,13 +485,13 @@ impl Gluster {
         )
     }
 
-    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, asked: &QueryContext) -> Result<bool> {
+    fn is_set_id_drop(&self, ino: Ino, change: &SetAttr, asked: &QueryContext) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
         let asked_for = SetAttr { kill_suidgid: false, unanswered: false, ..*change };
         let Some(perm) = change.perm.filter(|_| asked_for == only_perm) else {
             return Ok(false);
         };
-        let old = self.attributes(ino, asked)?.perm;
+        let old = self.fetch_attributes(ino, asked)?.perm;
         Ok(old & !perm & !0o6000 == 0 && perm & !old == 0)
     }
 }

@@ -50,7 +50,7 @@ impl DefaultAclCache {
     }
 
     /// Records that this client has changed the list of a directory.
-    pub fn changed(&self, dir: Gfid) {
+    pub fn record_change(&self, dir: Gfid) {
         let mut inner = self.lock();
         inner.changes += 1;
         inner.known.remove(&dir);
@@ -73,7 +73,7 @@ mod tests {
         let defaults = DefaultAclCache::default();
         assert!(!defaults.has(D, LONG, || false));
         assert!(!defaults.has(D, LONG, || panic!("asked again")));
-        defaults.changed(D);
+        defaults.record_change(D);
         assert!(defaults.has(D, LONG, || true) && defaults.has(D, LONG, || false));
         assert!(!defaults.has(D, Duration::ZERO, || false), "an answer that is old at once");
     }
@@ -82,7 +82,7 @@ mod tests {
     fn an_answer_that_a_change_overtakes_is_not_kept() {
         let defaults = DefaultAclCache::default();
         let answer = defaults.has(D, LONG, || {
-            defaults.changed(D);
+            defaults.record_change(D);
             false
         });
         assert!(!answer && defaults.has(D, LONG, || true));

@@ -41,7 +41,7 @@ thread_local! {
 
 impl GfapiHandle {
     /// The handle `raw`, or the error of the call that returned null.
-    pub(crate) fn of(
+    pub(crate) fn from_raw(
         volume: &Arc<VolumeConnection>,
         raw: *mut GlfsFd,
         is_dir: bool,
@@ -72,7 +72,7 @@ impl GfapiHandle {
     pub fn duplicate(&self) -> Result<GfapiHandle> {
         // SAFETY: the handle is open.
         let raw = unsafe { (self.volume.library().glfs_dup)(self.raw) };
-        GfapiHandle::of(&self.volume, raw, self.is_dir)
+        GfapiHandle::from_raw(&self.volume, raw, self.is_dir)
     }
 
     /// Names the owner of the locks that are taken through this handle.
@@ -87,7 +87,7 @@ impl GfapiHandle {
 
     /// `F_SETLK` or `F_GETLK` of fcntl(2).
     pub fn posix_lock(&self, command: c_int, lock: &mut libc::flock) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             // SAFETY: `lock` is read, and written for F_GETLK.
             let done = unsafe { (self.volume.library().glfs_posix_lock)(self.raw, command, lock) };
             check(done).map(drop)
@@ -121,7 +121,7 @@ impl GfapiHandle {
 
     /// The attributes.
     pub fn stat(&self) -> Result<libc::stat> {
-        on_open(|| {
+        run_on_open(|| {
             let mut stat = MaybeUninit::zeroed();
             // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
             unsafe {
@@ -133,7 +133,7 @@ impl GfapiHandle {
 
     /// Sets the size.
     pub fn truncate(&self, size: u64) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             let (size, truncate) = (position(size)?, self.volume.library().glfs_ftruncate);
             // SAFETY: the handle is open.
             check(unsafe { truncate(self.raw, size, null_mut(), null_mut()) }).map(drop)
@@ -142,7 +142,7 @@ impl GfapiHandle {
 
     /// Sets permission bits.
     pub fn chmod(&self, mode: u32) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             // SAFETY: the handle is open.
             check(unsafe { (self.volume.library().glfs_fchmod)(self.raw, mode) }).map(drop)
         })
@@ -150,7 +150,7 @@ impl GfapiHandle {
 
     /// Sets owner and group. `u32::MAX` keeps the present one.
     pub fn chown(&self, uid: u32, gid: u32) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             // SAFETY: the handle is open.
             check(unsafe { (self.volume.library().glfs_fchown)(self.raw, uid, gid) }).map(drop)
         })
@@ -158,7 +158,7 @@ impl GfapiHandle {
 
     /// Sets the times of last access and of last change of the data.
     pub fn set_times(&self, times: [libc::timespec; 2]) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             // SAFETY: two times are read.
             check(unsafe { (self.volume.library().glfs_futimens)(self.raw, times.as_ptr()) })
                 .map(drop)
@@ -168,7 +168,7 @@ impl GfapiHandle {
     /// An extended attribute, or the list of names without `name`; see
     /// [`VolumeConnection::get_xattr`](crate::volume::VolumeConnection::get_xattr).
     pub fn get_xattr(&self, name: Option<&CStr>, room: &mut [u8]) -> Result<usize> {
-        on_open(|| {
+        run_on_open(|| {
             let (value, size) = (room.as_mut_ptr().cast(), room.len());
             let library = self.volume.library();
             // SAFETY: at most `size` bytes are written.
@@ -183,7 +183,7 @@ impl GfapiHandle {
 
     /// Sets an extended attribute, with the flags of setxattr(2).
     pub fn set_xattr(&self, name: &CStr, value: &[u8], flags: c_int) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             let (name, size, value) = (name.as_ptr(), value.len(), value.as_ptr().cast());
             // SAFETY: the value is as long as stated.
             check(unsafe {
@@ -195,7 +195,7 @@ impl GfapiHandle {
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, name: &CStr) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             // SAFETY: the name ends with NUL.
             check(unsafe { (self.volume.library().glfs_fremovexattr)(self.raw, name.as_ptr()) })
                 .map(drop)
@@ -204,7 +204,7 @@ impl GfapiHandle {
 
     /// The next data or hole, by `SEEK_DATA` or `SEEK_HOLE`.
     pub fn seek(&self, offset: u64, whence: c_int) -> Result<u64> {
-        on_open(|| {
+        run_on_open(|| {
             let offset = position(offset)?;
             // SAFETY: the handle is open.
             let found = unsafe { (self.volume.library().glfs_lseek)(self.raw, offset, whence) };
@@ -214,7 +214,7 @@ impl GfapiHandle {
 
     /// Allocates space.
     pub fn allocate(&self, keep_size: bool, offset: u64, len: u64) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             let (keep, offset) = (c_int::from(keep_size), position(offset)?);
             // SAFETY: the handle is open.
             let done = unsafe {
@@ -226,7 +226,7 @@ impl GfapiHandle {
 
     /// Makes a hole.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             let offset = position(offset)?;
             // SAFETY: the handle is open.
             check(unsafe { (self.volume.library().glfs_discard)(self.raw, offset, len as usize) })
@@ -236,7 +236,7 @@ impl GfapiHandle {
 
     /// Writes zeros.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        on_open(|| {
+        run_on_open(|| {
             let (offset, len) = (position(offset)?, position(len)?);
             // SAFETY: the handle is open.
             check(unsafe { (self.volume.library().glfs_zerofill)(self.raw, offset, len) }).map(drop)
@@ -266,7 +266,7 @@ impl GfapiHandle {
             if entry.is_null() {
                 return Ok(None);
             }
-            let mut listed = VolumeDirEntry::of(&*entry);
+            let mut listed = VolumeDirEntry::from_dirent(&*entry);
             if !xstat.is_null() {
                 let stat = (library.glfs_xreaddirplus_get_stat)(xstat);
                 let object = (library.glfs_xreaddirplus_get_object)(xstat);
@@ -316,14 +316,14 @@ impl Drop for GfapiHandle {
         // A call of libgfapi from its own thread would wait for itself.
         let raw = std::mem::replace(&mut self.raw, null_mut());
         let (volume, is_dir) = (Arc::clone(&self.volume), self.is_dir);
-        let _ = closer().send(GfapiHandle { volume, raw, is_dir });
+        let _ = close_queue().send(GfapiHandle { volume, raw, is_dir });
     }
 }
 
 /// Performs an operation on an open file. A brick that was away, and is there again, knows an open file only after the
 /// client has opened the file again, a moment later: until then, an operation fails with `EBADFD`. It is repeated, and
 /// fails with `ENOTCONN` at the end, as while the brick is away.
-fn on_open<T>(mut once: impl FnMut() -> Result<T>) -> Result<T> {
+fn run_on_open<T>(mut once: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in REOPEN_PAUSES_MS {
         match once() {
             Err(errno) if errno == NOT_OPEN_THERE => {
@@ -343,7 +343,7 @@ pub(crate) fn as_callback(run: impl FnOnce()) {
 }
 
 /// The thread that closes handles for callbacks.
-fn closer() -> &'static Sender<GfapiHandle> {
+fn close_queue() -> &'static Sender<GfapiHandle> {
     static CLOSER: OnceLock<Sender<GfapiHandle>> = OnceLock::new();
     CLOSER.get_or_init(|| {
         let (send, closed) = channel::<GfapiHandle>();
@@ -373,7 +373,7 @@ pub struct VolumeDirEntry {
 }
 
 impl VolumeDirEntry {
-    fn of(entry: &libc::dirent64) -> VolumeDirEntry {
+    fn from_dirent(entry: &libc::dirent64) -> VolumeDirEntry {
         let name = entry.d_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8);
         let (name, ino, next) = (name.collect(), entry.d_ino, entry.d_off as u64);
         VolumeDirEntry { name, ino, next, kind: entry.d_type, found: None, kept: Cell::new(None) }
@@ -393,7 +393,7 @@ mod tests {
     fn an_operation_waits_until_a_brick_knows_the_open_file_again() {
         let after = |failures: usize, errno| {
             let mut count = 0;
-            let done = on_open(|| {
+            let done = run_on_open(|| {
                 count += 1;
                 if count <= failures { Err(errno) } else { Ok(count) }
             });

@@ -51,14 +51,14 @@ impl FileSystem for Gluster {
     }
 
     fn figures(&self) -> Vec<Figure> {
-        self.kept_figures()
+        self.cache_figures()
     }
 
     fn notes(&self) -> Vec<String> {
-        self.short_times()
+        self.explain_short_times()
     }
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         if self.watch.attach(notify) {
             self.start_telling();
             if self.settings.submits {
@@ -67,7 +67,7 @@ impl FileSystem for Gluster {
         }
     }
 
-    fn detached(&self, _: Origin) -> Result<()> {
+    fn detach(&self, _: Origin) -> Result<()> {
         let open = self.open.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let files = open.values().filter_map(|open| match open {
             crate::gluster::OpenObject::File(file) => Some(file.clone()),
@@ -88,7 +88,7 @@ impl FileSystem for Gluster {
 
     fn forget(&self, ino: Ino, lookups: u64) {
         if let Some(gfid) = self.nodes.forget(ino, lookups) {
-            self.volume.let_go(gfid);
+            self.volume.release_inode(gfid);
         }
     }
 
@@ -151,20 +151,20 @@ impl FileSystem for Gluster {
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let _acting = self.act(cx);
-        let _read = self.own_change_of(ino);
-        self.volume.readlink(&self.object(ino)?).map_err(|errno| self.gone(ino, errno))
+        let _read = self.begin_own_change_of(ino);
+        self.volume.readlink(&self.object(ino)?).map_err(|errno| self.map_inode_error(ino, errno))
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let acting = self.act(cx);
-        if let Some(attr) = self.kept_attributes(&acting, ino) {
+        if let Some(attr) = self.find_kept_attributes(&acting, ino) {
             return Ok(attr);
         }
         let open = match fh {
             Some(fh) => {
                 let is_told = self.listen_to(ino);
                 // A file that is not opened yet is asked for by its identity.
-                let file = self.file(fh).ok().filter(|file| file.handle.unopened().is_none());
+                let file = self.file(fh).ok().filter(|file| file.handle.unopened_file().is_none());
                 file.and_then(|file| Some((file.handle().ok()?.stat().ok()?, is_told)))
             }
             None => None,
@@ -172,7 +172,7 @@ impl FileSystem for Gluster {
         match open {
             Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, &acting.asked)),
             // This also serves the handle of a directory.
-            _ => self.attributes(ino, &acting.asked),
+            _ => self.fetch_attributes(ino, &acting.asked),
         }
     }
 
@@ -233,7 +233,7 @@ impl FileSystem for Gluster {
     ) -> Result<()> {
         let _acting = self.act_on_open(cx);
         // The read changes the access time.
-        let _read = self.own_change_of(file.ino);
+        let _read = self.begin_own_change_of(file.ino);
         self.read_file(&*self.file(file.fh)?, args, out)
     }
 
@@ -245,7 +245,7 @@ impl FileSystem for Gluster {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let _acting = self.act_on_open(cx);
-        let _change = self.own_change_of(file.ino);
+        let _change = self.begin_own_change_of(file.ino);
         self.write_file(cx, &*self.file(file.fh)?, args, data)
     }
 
@@ -277,7 +277,7 @@ impl FileSystem for Gluster {
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let acting = self.act_on_open(cx);
-        let _change = self.own_change_of(file.ino);
+        let _change = self.begin_own_change_of(file.ino);
         self.allocate(cx, &*self.file(file.fh)?, range, &acting.asked)
     }
 
@@ -353,7 +353,7 @@ impl FileSystem for Gluster {
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let acting = self.act(cx);
-        let _read = self.own_change_of(dir.ino);
+        let _read = self.begin_own_change_of(dir.ino);
         self.list((&*self.dir(dir.fh)?, &acting.asked), from, out)
     }
 

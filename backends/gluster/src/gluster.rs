@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use defuse_fs::posix::without_set_id;
+use defuse_fs::posix::drop_set_id;
 use defuse_fs::{
     Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, XattrName,
 };
@@ -141,8 +141,8 @@ impl PlainModeCache {
     }
 
     /// Records that the file had this mode after `changes`. Returns the mode that a write leaves, if it differs.
-    pub(crate) fn saw(&self, mode: u32, changes: u64) -> Option<u32> {
-        let (perm, plain) = (mode & 0o7777, without_set_id(mode & 0o7777, true));
+    pub(crate) fn record_mode(&self, mode: u32, changes: u64) -> Option<u32> {
+        let (perm, plain) = (mode & 0o7777, drop_set_id(mode & 0o7777, true));
         if plain != perm {
             return Some(plain);
         }
@@ -214,7 +214,7 @@ impl Gluster {
     }
 
     /// Keeps answers in this process, for several frontends.
-    pub(crate) fn keeping_answers(mut self) -> Gluster {
+    pub(crate) fn with_metadata_cache(mut self) -> Gluster {
         self.answers = Some(MetadataCache::new(Arc::clone(&self.watch.inbox)));
         self
     }
@@ -229,18 +229,18 @@ impl Gluster {
         // The servers let root do anything.
         let groups = if uid == 0 { Arc::default() } else { self.groups(cx) };
         self.volume.act_as(uid, gid, &groups);
-        self.acting(CallerIdentity { uid, gid, groups })
+        self.act_for(CallerIdentity { uid, gid, groups })
     }
 
     /// Acts as the caller on an open file, for which servers check no rights.
     pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> ActingUser<'_> {
         let (uid, gid) = (cx.caller.uid, cx.caller.gid);
         self.volume.act_as(uid, gid, &[]);
-        self.acting(CallerIdentity { uid, gid, groups: Arc::default() })
+        self.act_for(CallerIdentity { uid, gid, groups: Arc::default() })
     }
 
-    fn acting(&self, who: CallerIdentity) -> ActingUser<'_> {
-        self.watch.inbox.uses();
+    fn act_for(&self, who: CallerIdentity) -> ActingUser<'_> {
+        self.watch.inbox.record_use();
         let changes = self.changes.now();
         let asked = QueryContext { since: self.watch.inbox.now(), changes, who };
         ActingUser { volume: &self.volume, restores: self.settings.restores, asked }
@@ -259,13 +259,13 @@ impl Gluster {
     pub(crate) fn start_telling(&self) {
         let Some((asks, long)) = self.asks.clone() else { return };
         if let Err(errno) = upcalls::take(&self.volume, &self.watch.inbox) {
-            self.cannot_tell(&format!("no upcalls: {errno}"));
+            self.warn_of_short_times(&format!("no upcalls: {errno}"));
             return;
         }
         let (volume, inbox) = (Arc::clone(&self.volume), Arc::clone(&self.watch.inbox));
         let thread = std::thread::Builder::new().name("gluster-inbox".to_owned());
         if let Err(error) = thread.spawn(move || upcalls::receive(&volume, &inbox)) {
-            self.cannot_tell(&format!("no thread: {error}"));
+            self.warn_of_short_times(&format!("no thread: {error}"));
             return;
         }
         let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));
@@ -273,11 +273,11 @@ impl Gluster {
         let teller = UpcallNotifier { watch, nodes, volume, asks, long, refusal };
         let thread = std::thread::Builder::new().name("gluster-upcalls".to_owned());
         if let Err(error) = thread.spawn(move || teller.run()) {
-            self.cannot_tell(&format!("no thread: {error}"));
+            self.warn_of_short_times(&format!("no thread: {error}"));
         }
     }
 
-    fn cannot_tell(&self, why: &str) {
+    fn warn_of_short_times(&self, why: &str) {
         log::warn!("names and attributes are kept for a short time: {why}");
         self.watch.note_reason(why);
     }
@@ -305,7 +305,7 @@ impl Gluster {
 
     /// A reference to a known inode. Fails with `ESTALE` if it is gone.
     pub(crate) fn object(&self, ino: Ino) -> Result<InodeObject<'_>> {
-        self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.gone(ino, errno))
+        self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.map_inode_error(ino, errno))
     }
 
     /// A reference to a directory in which a name is used.
@@ -335,33 +335,33 @@ impl Gluster {
         let EntryLocation { dir, name, is_listed } = place;
         let (ino, left) = self.nodes.look_up_from(gfid, Some(dir), hash_of(&attr, name));
         if let Some(left) = left {
-            self.watch.left(left, ino);
+            self.watch.invalidate_old_names(left, ino);
         }
         let is_told = self.listen(ino, || self.refer(gfid));
-        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
+        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_told, asked));
         self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
         let is_dir = attr.kind == FileKind::Directory;
         let child =
             NamedChild { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
         let valid_for = match name {
-            Some(name) if is_told && self.hears_of(dir) => {
+            Some(name) if is_told && self.receives_upcalls_of(dir) => {
                 let valid_for = self.watch.name(dir, name.as_bytes(), &child, asked.since);
                 if self.nodes.parent(ino) == Ok(Some(dir)) {
                     valid_for
                 } else {
                     // Another thread has found it elsewhere meanwhile.
-                    self.watch.left(dir, ino);
+                    self.watch.invalidate_old_names(dir, ino);
                     Duration::ZERO
                 }
             }
-            _ => self.watch.short(),
+            _ => self.watch.short_lifetime(),
         };
         if is_listed {
             // The attributes are invalidated together with the name.
             attr.valid_for = attr.valid_for.min(valid_for);
         }
         if !self.settings.takes_turns {
-            self.changes.gives(gfid, &attr, asked.changes);
+            self.changes.record_attributes(gfid, &attr, asked.changes);
             // libgfapi itself looks up a listed name before it removes it.
             if let Some(name) = name.filter(|_| !is_listed) {
                 self.looked_up.add((dir, name.as_bytes()), gfid, is_dir);
@@ -379,16 +379,16 @@ impl Gluster {
     ) -> Result<Attr> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let gfid = self.nodes.gfid(ino)?;
-        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
+        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_told, asked));
         if !self.settings.takes_turns {
-            self.changes.gives(gfid, &attr, asked.changes);
+            self.changes.record_attributes(gfid, &attr, asked.changes);
         }
         self.keep_answer((gfid, stat), None, asked, || self.volume.keep(gfid).ok());
         Ok(attr)
     }
 
     /// The metadata cache, and the time for which it keeps answers; `None` if it keeps none.
-    fn keeps(&self) -> Option<(&MetadataCache<RetainedObject>, Duration)> {
+    fn metadata_cache(&self) -> Option<(&MetadataCache<RetainedObject>, Duration)> {
         let time = self.watch.long().unwrap_or(self.settings.untold_for);
         self.answers.as_ref().filter(|_| !time.is_zero()).map(|answers| (answers, time))
     }
@@ -409,9 +409,9 @@ impl Gluster {
         asked: &QueryContext,
         refer: impl FnOnce() -> Option<RetainedObject>,
     ) {
-        let Some((answers, long)) = self.keeps() else { return };
+        let Some((answers, long)) = self.metadata_cache() else { return };
         let inbox = &self.watch.inbox;
-        if inbox.told_since(gfid, asked.since) || answers.has_changed(gfid, asked) {
+        if inbox.has_report_since(gfid, asked.since) || answers.has_changed(gfid, asked) {
             return;
         }
         let Some(reference) = refer() else { return };
@@ -420,7 +420,7 @@ impl Gluster {
         let holds = if is_dir { long.min(DIRECTORIES_HOLD) } else { long };
         let listed_in = place.filter(|place| place.is_listed).map(|place| place.dir);
         answers.keep_attributes((gfid, stat, listed_in), asked, now + holds, reference);
-        if is_dir && answers.looked_at(gfid, now) {
+        if is_dir && answers.record_fetch(gfid, now) {
             self.volume.keep(gfid).into_iter().for_each(|it| answers.keep_dir(gfid, now, it));
         }
         let Some(EntryLocation { dir, name: Some(name), is_listed }) = place else { return };
@@ -434,7 +434,7 @@ impl Gluster {
 
     /// Keeps the fact that a name is missing, for a rename to this name.
     pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &QueryContext) {
-        let Some((answers, long)) = self.keeps() else { return };
+        let Some((answers, long)) = self.metadata_cache() else { return };
         let (gfid, ino) = (dir, Ino(0));
         let none = NamedChild { ino, gfid, is_single: true, is_dir: false, is_listed: false };
         let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
@@ -444,16 +444,16 @@ impl Gluster {
 
     /// True if listings should bring attributes, to keep them here.
     pub(crate) fn keeps_listings(&self) -> bool {
-        self.keeps().is_some()
+        self.metadata_cache().is_some()
     }
 
     /// The answer to a name in a directory, if it is kept here.
-    pub(crate) fn kept_entry(
+    pub(crate) fn find_kept_entry(
         &self,
         acting: &ActingUser<'_>,
         (dir, name): (Gfid, Name<'_>),
     ) -> Option<Entry> {
-        let (answers, _) = self.keeps()?;
+        let (answers, _) = self.metadata_cache()?;
         self.take_messages();
         let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
         let (gfid, stat) = match find() {
@@ -465,31 +465,31 @@ impl Gluster {
                 (gfid, stat)
             }
         };
-        let valid_for = self.watch.short();
+        let valid_for = self.watch.short_lifetime();
         let attr = attr(&stat, valid_for).ok()?;
         let ino = self.nodes.look_up(gfid, Some(dir), hash_of(&attr, Some(name)));
         Some(Entry { ino, generation: 0, attr, valid_for })
     }
 
     /// The attributes of an inode, if they are kept here.
-    pub(crate) fn kept_attributes(&self, acting: &ActingUser<'_>, ino: Ino) -> Option<Attr> {
-        let (answers, _) = self.keeps()?;
+    pub(crate) fn find_kept_attributes(&self, acting: &ActingUser<'_>, ino: Ino) -> Option<Attr> {
+        let (answers, _) = self.metadata_cache()?;
         self.take_messages();
         let gfid = self.nodes.gfid(ino).ok()?;
-        let stat = answers.attributes(&acting.asked.who, gfid, Instant::now())?;
-        attr(&stat, self.watch.short()).ok()
+        let stat = answers.find_attributes(&acting.asked.who, gfid, Instant::now())?;
+        attr(&stat, self.watch.short_lifetime()).ok()
     }
 
     /// True if an inode is known to lack an extended attribute.
     pub(crate) fn is_known_to_lack(&self, gfid: Gfid, name: XattrName<'_>) -> bool {
-        let Some((answers, _)) = self.keeps() else { return false };
+        let Some((answers, _)) = self.metadata_cache() else { return false };
         self.take_messages();
         answers.lacks(gfid, name.as_bytes(), Instant::now())
     }
 
     /// Keeps the fact that an inode lacks an extended attribute.
     pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &QueryContext) {
-        let Some((answers, long)) = self.keeps() else { return };
+        let Some((answers, long)) = self.metadata_cache() else { return };
         answers.note_lack(gfid, name.as_bytes(), asked.since, Instant::now() + long);
     }
 
@@ -512,19 +512,19 @@ impl Gluster {
     }
 
     /// The reason why names and attributes are kept for a short time, if they are.
-    pub(crate) fn short_times(&self) -> Vec<String> {
+    pub(crate) fn explain_short_times(&self) -> Vec<String> {
         let here = self.answers.as_ref().map_or(Duration::ZERO, |_| self.settings.untold_for);
-        let time = self.watch.short().max(here);
+        let time = self.watch.short_lifetime().max(here);
         let note = |why| match time.is_zero() {
             true => format!("names and attributes are not kept: {why}"),
             false => format!("names and attributes are kept for {time:?}: {why}"),
         };
         let shards = self.settings.graph.shards.then(|| SHARDS.to_owned());
-        self.watch.why_short().map(note).into_iter().chain(shards).collect()
+        self.watch.explain_short_lifetime().map(note).into_iter().chain(shards).collect()
     }
 
     /// Numbers of answers that are kept here.
-    pub(crate) fn kept_figures(&self) -> Vec<Figure> {
+    pub(crate) fn cache_figures(&self) -> Vec<Figure> {
         let Some(answers) = &self.answers else { return Vec::new() };
         let [files, names, given] = answers.counts();
         vec![
@@ -535,36 +535,32 @@ impl Gluster {
     }
 
     /// Records that this client changes the subjects, until the result is dropped.
-    pub(crate) fn own_change<'a>(
+    pub(crate) fn begin_own_change<'a>(
         &self,
         things: &[ChangeSubject<'a>],
     ) -> Option<OwnChangeGuard<'a>> {
-        self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
+        self.answers.as_ref().map(|answers| answers.begin_change(things.to_vec()))
     }
 
     /// The lock for a lookup of a name; see [`ChangeLocks`].
-    pub(crate) fn turn_to_look(&self, (dir, name): (Gfid, Name<'_>)) -> Option<LookupGuard<'_>> {
+    pub(crate) fn lock_lookup(&self, (dir, name): (Gfid, Name<'_>)) -> Option<LookupGuard<'_>> {
         Some(self.turns.as_ref()?.look((dir, name.as_bytes())))
     }
 
     /// The locks for a change of names.
-    pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<ChangeGuard<'_>> {
+    pub(crate) fn lock_names(&self, names: &[(Gfid, Name<'_>)]) -> Option<ChangeGuard<'_>> {
         let turns = self.turns.as_ref()?;
         let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, name.as_bytes())).collect();
         Some(turns.names(&names))
     }
 
     /// The locks for the inodes `changed`, whose names are changed in `dirs`. Taken after the locks of the names.
-    pub(crate) fn turn_of_inodes(
-        &self,
-        dirs: &[Gfid],
-        changed: &[Gfid],
-    ) -> Option<ChangeGuard<'_>> {
+    pub(crate) fn lock_inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Option<ChangeGuard<'_>> {
         Some(self.turns.as_ref()?.inodes(dirs, changed))
     }
 
     /// The lock for a directory that moves to another one.
-    pub(crate) fn turn_to_move(&self) -> Option<RenameGuard<'_>> {
+    pub(crate) fn lock_move(&self) -> Option<RenameGuard<'_>> {
         Some(self.turns.as_ref()?.move_directory())
     }
 
@@ -573,10 +569,10 @@ impl Gluster {
         self.turns.is_some()
     }
 
-    /// Records an [`own_change`](Gluster::own_change) of the attributes of an inode that frontends know.
-    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChangeGuard<'static>> {
+    /// Records an [`begin_own_change`](Gluster::begin_own_change) of the attributes of an inode that frontends know.
+    pub(crate) fn begin_own_change_of(&self, ino: Ino) -> Option<OwnChangeGuard<'static>> {
         self.answers.as_ref()?;
-        self.own_change(&[ChangeSubject::Attributes(self.nodes.gfid(ino).ok()?)])
+        self.begin_own_change(&[ChangeSubject::Attributes(self.nodes.gfid(ino).ok()?)])
     }
 
     /// The inode of a name, and true if it is a directory, for a change of the name that also changes the attributes of
@@ -598,7 +594,7 @@ impl Gluster {
         }
     }
 
-    fn attributes_valid(
+    fn attribute_lifetime(
         &self,
         gfid: Gfid,
         attr: &Attr,
@@ -609,8 +605,8 @@ impl Gluster {
                 let changed = (attr.ctime.secs, i64::from(attr.ctime.nanos));
                 self.watch.directory(gfid, changed, asked.since)
             }
-            _ if is_told => self.watch.attributes(gfid, asked.since),
-            _ => self.watch.short(),
+            _ if is_told => self.watch.attribute_lifetime(gfid, asked.since),
+            _ => self.watch.short_lifetime(),
         }
     }
 
@@ -629,7 +625,7 @@ impl Gluster {
     }
 
     /// True if messages about a directory arrive.
-    fn hears_of(&self, dir: Gfid) -> bool {
+    fn receives_upcalls_of(&self, dir: Gfid) -> bool {
         self.nodes.ino(dir).is_some_and(|ino| self.listen(ino, || self.refer(dir)))
     }
 
@@ -642,7 +638,7 @@ impl Gluster {
         };
         self.open.write().unwrap_or_else(PoisonError::into_inner).insert(fh, opened);
         if let Some(ino) = file {
-            self.nodes.opened(ino, Fh(fh));
+            self.nodes.record_open(ino, Fh(fh));
         }
         Fh(fh)
     }
@@ -654,7 +650,7 @@ impl Gluster {
 
     /// An open file. Fails with `EBADF`.
     pub(crate) fn file(&self, fh: Fh) -> Result<Arc<OpenVolumeFile>> {
-        match self.opened(fh) {
+        match self.find_open_object(fh) {
             Some(OpenObject::File(file)) => Ok(file),
             _ => Err(Errno::EBADF),
         }
@@ -662,13 +658,13 @@ impl Gluster {
 
     /// An open directory. Fails with `EBADF`.
     pub(crate) fn dir(&self, fh: Fh) -> Result<Arc<OpenListing>> {
-        match self.opened(fh) {
+        match self.find_open_object(fh) {
             Some(OpenObject::Dir(dir)) => Ok(dir),
             _ => Err(Errno::EBADF),
         }
     }
 
-    fn opened(&self, fh: Fh) -> Option<OpenObject> {
+    fn find_open_object(&self, fh: Fh) -> Option<OpenObject> {
         self.open.read().unwrap_or_else(PoisonError::into_inner).get(&fh.0).cloned()
     }
 
@@ -682,11 +678,11 @@ impl Gluster {
     ) -> Result<T> {
         let gfid = self.nodes.gfid(ino)?;
         let reached = self.object(ino).and_then(|object| by_name(&object));
-        let reached = reached.inspect_err(|&errno| self.seems_gone(gfid, errno));
+        let reached = reached.inspect_err(|&errno| self.record_missing(gfid, errno));
         match reached {
-            Err(Errno::ENOENT | Errno::ESTALE) => match self.nodes.any_open(ino) {
+            Err(Errno::ENOENT | Errno::ESTALE) => match self.nodes.find_open_file(ino) {
                 Some(fh) => by_file(&*self.file(fh)?),
-                None => reached.map_err(|errno| self.gone(ino, errno)),
+                None => reached.map_err(|errno| self.map_inode_error(ino, errno)),
             },
             reached => reached,
         }
@@ -700,21 +696,21 @@ impl Gluster {
     ) -> Result<T> {
         let gfid = self.nodes.gfid(ino)?;
         let once = || self.volume.object(gfid).and_then(|object| open(&object));
-        let opened = try_again(&|| once().inspect_err(|&errno| self.seems_gone(gfid, errno)));
-        opened.map_err(|errno| self.gone(ino, errno))
+        let opened = try_again(&|| once().inspect_err(|&errno| self.record_missing(gfid, errno)));
+        opened.map_err(|errno| self.map_inode_error(ino, errno))
     }
 
     /// Records that an operation found an inode to be gone: the next one asks the servers for it, which may have moved it.
-    pub(crate) fn seems_gone(&self, gfid: Gfid, errno: Errno) {
+    pub(crate) fn record_missing(&self, gfid: Gfid, errno: Errno) {
         if matches!(errno, Errno::ENOENT | Errno::ESTALE) {
-            self.volume.let_go(gfid);
+            self.volume.release_inode(gfid);
         }
     }
 
     /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the
     /// frontend looks up again the name by which it found the inode: another client may have replaced it, and then the
     /// name existed all the time. No answer in the metadata cache may lead to the inode after that.
-    pub(crate) fn gone(&self, ino: Ino, errno: Errno) -> Errno {
+    pub(crate) fn map_inode_error(&self, ino: Ino, errno: Errno) -> Errno {
         if !matches!(errno, Errno::ENOENT | Errno::ESTALE) {
             return errno;
         }
@@ -752,7 +748,7 @@ fn name_holds(valid: Duration, long: Duration) -> Duration {
 /// The hash by which the name of a file is assigned to a subvolume. Directories are in all subvolumes.
 fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<LayoutHash> {
     let is_file = attr.kind != FileKind::Directory;
-    name.filter(|_| is_file).map(|name| LayoutHash::of(name.as_bytes()))
+    name.filter(|_| is_file).map(|name| LayoutHash::from_name(name.as_bytes()))
 }
 
 impl Drop for Gluster {
@@ -816,10 +812,10 @@ mod tests {
         let mode = PlainModeCache::default();
         assert!(!mode.is_known(0));
         for (set, left) in [(0o106_755, 0o755), (0o104_777, 0o777), (0o102_711, 0o711)] {
-            assert_eq!(mode.saw(set, 0), Some(left));
+            assert_eq!(mode.record_mode(set, 0), Some(left));
             assert!(!mode.is_known(0), "{set:o}");
         }
-        assert_eq!(mode.saw(0o100_755, 3), None);
+        assert_eq!(mode.record_mode(0o100_755, 3), None);
         assert!(mode.is_known(3) && !mode.is_known(4));
     }
 }

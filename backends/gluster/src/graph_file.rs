@@ -44,7 +44,7 @@ impl GraphFile {
         if text.len() as u64 > LARGEST {
             return Err(wrong("it has more than a megabyte: name a volume file"));
         }
-        sealed(&text).map(GraphFile).map_err(failed)
+        make_sealed_file(&text).map(GraphFile).map_err(failed)
     }
 
     /// The path of the copy for this process.
@@ -77,7 +77,7 @@ fn check(file: &Metadata, is_own: impl Fn(u32) -> bool) -> Result<(), String> {
 }
 
 /// Memory with this content, sealed against changes.
-fn sealed(text: &[u8]) -> std::io::Result<OwnedFd> {
+fn make_sealed_file(text: &[u8]) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut memory = File::from(memfd_create("defuse-volume", flags)?);
     memory.write_all(text)?;
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    fn refused(path: &Path) -> String {
+    fn describe_refusal(path: &Path) -> String {
         GraphFile::open(path).unwrap_err()
     }
 
@@ -133,7 +133,7 @@ mod tests {
         let place = GraphFileDirectory::new("graph-others");
         assert_eq!(text(&GraphFile::open(&place.file("own", b"volume", 0o644)).unwrap()), "volume");
         for mode in [0o664, 0o646, 0o620, 0o777] {
-            let error = refused(&place.file("shared", b"volume", mode));
+            let error = describe_refusal(&place.file("shared", b"volume", mode));
             assert!(error.contains("/shared: its mode") && error.contains("chmod go-w"), "{error}");
         }
         let file = fs::metadata(place.file("other", b"volume", 0o600)).unwrap();
@@ -142,18 +142,18 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             let path = place.file("foreign", b"volume", 0o600);
             std::os::unix::fs::chown(&path, Some(4321), None).unwrap();
-            assert!(refused(&path).contains("it belongs to user 4321"));
+            assert!(describe_refusal(&path).contains("it belongs to user 4321"));
             // The file counts, and not the link to it.
             let link = place.0.join("link");
             symlink(&path, &link).unwrap();
-            assert!(refused(&link).contains("it belongs to user 4321"));
+            assert!(describe_refusal(&link).contains("it belongs to user 4321"));
         }
     }
 
     #[test]
     fn only_a_regular_file_of_limited_size_is_a_volume_file() {
         let place = GraphFileDirectory::new("graph-kinds");
-        let missing = refused(&place.0.join("missing"));
+        let missing = describe_refusal(&place.0.join("missing"));
         assert!(
             missing.contains("/missing: ") && missing.contains("name another file"),
             "{missing}"
@@ -168,10 +168,10 @@ mod tests {
         )
         .unwrap();
         for path in [place.0.as_path(), &fifo, Path::new("/dev/zero")] {
-            assert!(refused(path).contains("it is no regular file"), "{}", path.display());
+            assert!(describe_refusal(path).contains("it is no regular file"), "{}", path.display());
         }
         let large = place.file("large", &vec![b' '; (LARGEST + 1) as usize], 0o600);
-        assert!(refused(&large).contains("more than a megabyte"));
+        assert!(describe_refusal(&large).contains("more than a megabyte"));
     }
 
     /// A change between the checks and the use would have been effective.

@@ -106,7 +106,11 @@ impl Gluster {
             let mut entered = false;
             let enter = || {
                 entered = true;
-                if at.is_believed { self.listed_entry((dir, &at.asked), &listed) } else { None }
+                if at.is_believed {
+                    self.make_listed_entry((dir, &at.asked), &listed)
+                } else {
+                    None
+                }
             };
             let pushed = out.push_with(item, enter);
             if pushed == PushOutcome::Full {
@@ -189,7 +193,7 @@ impl Gluster {
         }
         let look_up = || -> Result<(Gfid, libc::stat)> {
             let (parent, name) = (self.volume.object(dir.gfid)?, Name::new(&listed.name)?);
-            let _turn = self.turn_to_look((dir.gfid, name));
+            let _turn = self.lock_lookup((dir.gfid, name));
             let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name)?)?;
             Ok((object.gfid()?, stat))
         };
@@ -204,7 +208,7 @@ impl Gluster {
     }
 
     /// The entry of a listed name.
-    fn listed_entry(
+    fn make_listed_entry(
         &self,
         (dir, asked): (&OpenListing, &QueryContext),
         listed: &VolumeDirEntry,

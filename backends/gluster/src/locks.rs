@@ -55,7 +55,7 @@ pub(crate) struct LockTarget<'a> {
 impl VolumeLocks {
     /// The first conflicting lock.
     pub fn conflict(&self, of: &LockTarget<'_>, request: &LockRequest) -> Result<Option<Lock>> {
-        let handle = match self.known(of.ino, request.owner) {
+        let handle = match self.find_handle(of.ino, request.owner) {
             Some(handle) => handle,
             None => Arc::new(new_owner(of.handle, request.owner)?),
         };
@@ -104,12 +104,12 @@ impl VolumeLocks {
         drop(gone);
     }
 
-    fn known(&self, ino: Ino, owner: LockOwner) -> Option<Arc<GfapiHandle>> {
+    fn find_handle(&self, ino: Ino, owner: LockOwner) -> Option<Arc<GfapiHandle>> {
         self.lock().get(&(ino, owner)).map(|owner| Arc::clone(&owner.handle))
     }
 
     fn handle_of(&self, of: &LockTarget<'_>, request: &LockRequest) -> Result<Arc<GfapiHandle>> {
-        if let Some(handle) = self.known(of.ino, request.owner) {
+        if let Some(handle) = self.find_handle(of.ino, request.owner) {
             return Ok(handle);
         }
         let handle = Arc::new(new_owner(of.handle, request.owner)?);
@@ -269,7 +269,7 @@ impl BlockedLock {
     /// Requests the lock once. `None` if the wait has ended.
     fn ask(self) -> Option<BlockedLock> {
         use defuse_fs::InterruptCheck;
-        if self.wait.interrupt().interrupted() {
+        if self.wait.interrupt().is_interrupted() {
             self.wait.finish(Err(Errno::EINTR));
             return None;
         }

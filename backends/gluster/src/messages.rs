@@ -56,7 +56,7 @@ impl LogPipe {
 
 impl LastMessages {
     /// The last messages as a part of an error; empty if there are none.
-    pub fn quoted(&self) -> String {
+    pub fn quote_last(&self) -> String {
         std::thread::sleep(ARRIVE_WITHIN);
         let last: Vec<String> = self.lock().iter().cloned().collect();
         if last.is_empty() { String::new() } else { format!("; libgfapi: {}", last.join("; ")) }
@@ -133,14 +133,14 @@ mod tests {
             std::fs::OpenOptions::new().append(true).open(pipe.path().to_str().unwrap()).unwrap();
         let last = pipe.last.clone();
         drop(pipe);
-        assert_eq!(last.quoted(), "");
+        assert_eq!(last.quote_last(), "");
         for number in 0..LAST + 3 {
             writeln!(file, "message {number}").unwrap();
         }
         drop(file);
         let expected = "; libgfapi: message 3; message 4; message 5; message 6";
         let begun = std::time::Instant::now();
-        while last.quoted() != expected && begun.elapsed() < Duration::from_secs(30) {}
-        assert_eq!(last.quoted(), expected);
+        while last.quote_last() != expected && begun.elapsed() < Duration::from_secs(30) {}
+        assert_eq!(last.quote_last(), expected);
     }
 }

@@ -15,7 +15,7 @@ use crate::gluster::{EntryLocation, Gluster, OpenVolumeFile, PlainModeCache, try
 use crate::volume::{Gfid, InodeObject, c_name};
 
 /// A name, and its directory.
-fn named(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
+fn name_subjects(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
     [ChangeSubject::Name(dir, name.as_bytes()), ChangeSubject::Attributes(dir)]
 }
 
@@ -29,10 +29,10 @@ impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let mut acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
-        if let Some(entry) = self.kept_entry(&acting, (gfid, name)) {
+        if let Some(entry) = self.find_kept_entry(&acting, (gfid, name)) {
             return Ok(entry);
         }
-        let _turn = self.turn_to_look((gfid, name));
+        let _turn = self.lock_lookup((gfid, name));
         // The moment is taken after the wait, so that it includes the changes that have ended.
         acting.asked.since = self.watch.inbox.now();
         if self.watch.needs_asking(gfid) {
@@ -54,7 +54,7 @@ impl Gluster {
         let ask = || match look_up() {
             Err(Errno::ENOENT) => Ok(None),
             Err(Errno::ESTALE) => {
-                self.volume.let_go(dir);
+                self.volume.release_inode(dir);
                 Err(Errno::ESTALE)
             }
             found => found.map(Some),
@@ -97,10 +97,10 @@ impl Gluster {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let (gfid, new) = (self.nodes.gfid(parent)?, c_name(name)?);
         let dir = self.directory(gfid)?;
-        let _change = self.watch.changing(&[gfid]);
-        let _turn = self.turn(&[(gfid, name)]);
-        let _inodes = self.turn_of_inodes(&[gfid], &[]);
-        let _own = self.own_change(&named(gfid, name));
+        let _change = self.watch.begin_change(&[gfid]);
+        let _turn = self.lock_names(&[(gfid, name)]);
+        let _inodes = self.lock_inodes(&[gfid], &[]);
+        let _own = self.begin_own_change(&name_subjects(gfid, name));
         let perm = self.perm((&dir, gfid), node);
         let make = || match node.kind {
             FileKind::Directory => self.volume.mkdir(&dir, &new, perm),
@@ -121,10 +121,10 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let target = CString::new(target).map_err(|_| Errno::EINVAL)?;
         let dir = self.directory(gfid)?;
-        let _change = self.watch.changing(&[gfid]);
-        let _turn = self.turn(&[(gfid, name)]);
-        let _inodes = self.turn_of_inodes(&[gfid], &[]);
-        let _own = self.own_change(&named(gfid, name));
+        let _change = self.watch.begin_change(&[gfid]);
+        let _turn = self.lock_names(&[(gfid, name)]);
+        let _inodes = self.lock_inodes(&[gfid], &[]);
+        let _own = self.begin_own_change(&name_subjects(gfid, name));
         let new = c_name(name)?;
         let make = || self.volume.symlink(&dir, &new, &target);
         let (object, stat) = self.make_missing((&dir, &new), make)?;
@@ -141,10 +141,10 @@ impl Gluster {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.directory(gfid)?;
-        let _change = self.watch.changing(&[gfid]);
-        let _turn = self.turn(&[(gfid, name)]);
-        let _inodes = self.turn_of_inodes(&[gfid], &[]);
-        let _own = self.own_change(&named(gfid, name));
+        let _change = self.watch.begin_change(&[gfid]);
+        let _turn = self.lock_names(&[(gfid, name)]);
+        let _inodes = self.lock_inodes(&[gfid], &[]);
+        let _own = self.begin_own_change(&name_subjects(gfid, name));
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let changes = self.mode_changes.load(Ordering::Acquire);
         let new = c_name(name)?;
@@ -152,17 +152,17 @@ impl Gluster {
         let asked = Instant::now();
         let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
         let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
-        self.nodes.made(entry.ino, asked);
+        self.nodes.record_creation(entry.ino, asked);
         let file = OpenVolumeFile {
             ino: entry.ino,
             flags: args.flags,
-            handle: OpenOnDemand::opened(handle),
+            handle: OpenOnDemand::from_handle(handle),
             plain: Mutex::default(),
             writes: Arc::default(),
             plain_mode: PlainModeCache::default(),
         };
-        file.plain_mode.saw(stat.st_mode, changes);
-        Ok((entry, self.opened_file(file)))
+        file.plain_mode.record_mode(stat.st_mode, changes);
+        Ok((entry, self.add_open_file(file)))
     }
 
     pub(crate) fn make_name(
@@ -174,16 +174,16 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
         let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
-        let _change = self.watch.changing(&[gfid]);
+        let _change = self.watch.begin_change(&[gfid]);
         let linked = self.nodes.gfid(ino)?;
         let _linked = self.client_change(ino);
-        let _turn = self.turn(&[(gfid, name)]);
-        let _inodes = self.turn_of_inodes(&[gfid], &[linked]);
-        let [of_name, of_dir] = named(gfid, name);
-        let _own = self.own_change(&[of_name, of_dir, ChangeSubject::Attributes(linked)]);
+        let _turn = self.lock_names(&[(gfid, name)]);
+        let _inodes = self.lock_inodes(&[gfid], &[linked]);
+        let [of_name, of_dir] = name_subjects(gfid, name);
+        let _own = self.begin_own_change(&[of_name, of_dir, ChangeSubject::Attributes(linked)]);
         if self.checks_changes() {
             // A distributed volume leaves a part of the name that a removed inode would have got.
-            self.volume.stat(&object).map_err(|errno| self.gone(ino, errno))?;
+            self.volume.stat(&object).map_err(|errno| self.map_inode_error(ino, errno))?;
         }
         let new = c_name(name)?;
         let make = || self.volume.link(&object, &dir, &new);
@@ -193,7 +193,7 @@ impl Gluster {
         })?;
         let stat = self.volume.stat(&object)?;
         let entry = self.entry((&object, &stat), (gfid, name), &acting.asked);
-        self.watch.linked(object.gfid()?);
+        self.watch.record_link(object.gfid()?);
         entry
     }
 
@@ -205,29 +205,30 @@ impl Gluster {
         is_dir: bool,
     ) -> Result<()> {
         let _acting = self.act(cx);
-        let _turn = self.turn(&[(self.nodes.gfid(parent)?, name)]);
-        let [of_name, of_dir] = named(self.nodes.gfid(parent)?, name);
+        let _turn = self.lock_names(&[(self.nodes.gfid(parent)?, name)]);
+        let [of_name, of_dir] = name_subjects(self.nodes.gfid(parent)?, name);
         let gfid = self.nodes.gfid(parent)?;
         let place = (gfid, name.as_bytes());
         // libgfapi has one call for files and directories, which removes whatever it finds.
-        let known = self.watch.leads_to(&self.nodes, &self.volume, place);
-        let looked_up = self.looked_up.take(place, self.watch.short());
+        let known = self.watch.find_name(&self.nodes, &self.volume, place);
+        let looked_up = self.looked_up.take(place, self.watch.short_lifetime());
         // A removed directory would be lost if another client had just made a file of its name.
         let looked_up = looked_up.filter(|&(child, is)| !is_dir && !is && self.volume.has(child));
         let known = known.or(looked_up);
         let (dir, name) = (self.directory(gfid)?, c_name(name)?);
-        let _change = self.watch.changing(&[gfid]);
+        let _change = self.watch.begin_change(&[gfid]);
         let mut _own = None;
         let (removed, is) = match known {
             Some(known) => known,
             None => {
                 let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
                 let removed = object.gfid()?;
-                _own = self.own_change(&[of_name, of_dir, ChangeSubject::Attributes(removed)]);
+                _own =
+                    self.begin_own_change(&[of_name, of_dir, ChangeSubject::Attributes(removed)]);
                 (removed, stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
             }
         };
-        let _inodes = self.turn_of_inodes(&[gfid], &[removed]);
+        let _inodes = self.lock_inodes(&[gfid], &[removed]);
         let ino = self.nodes.ino(removed);
         self.open_before(|open| Some(open) == ino);
         let _removed = ino.and_then(|ino| self.client_change(ino));
@@ -250,10 +251,10 @@ impl Gluster {
         let acting = self.act(cx);
         let (origin, target) = (self.nodes.gfid(from.0)?, self.nodes.gfid(to.0)?);
         let (old_dir, new_dir) = (self.directory(origin)?, self.directory(target)?);
-        let _change = self.watch.changing(&[origin, target]);
+        let _change = self.watch.begin_change(&[origin, target]);
         let (old, new) = (c_name(from.1)?, c_name(to.1)?);
-        let _turn = self.turn(&[(origin, from.1), (target, to.1)]);
-        let mut things = [named(origin, from.1), named(target, to.1)].concat();
+        let _turn = self.lock_names(&[(origin, from.1), (target, to.1)]);
+        let mut things = [name_subjects(origin, from.1), name_subjects(target, to.1)].concat();
         let moved = self.child((&old_dir, origin), &old);
         let replaced = self.child((&new_dir, target), &new);
         if let (Some(moved), Some(replaced)) = (moved, replaced) {
@@ -263,24 +264,24 @@ impl Gluster {
             check_kinds(moved.1, replaced.1)?;
         }
         let children: Vec<Gfid> = [moved, replaced].iter().flatten().map(|child| child.0).collect();
-        let _inodes = self.turn_of_inodes(&[origin, target], &children);
+        let _inodes = self.lock_inodes(&[origin, target], &children);
         let moves_dir = origin != target && moved.is_some_and(|(_, is_dir)| is_dir);
-        let _moves = moves_dir.then(|| self.turn_to_move());
+        let _moves = moves_dir.then(|| self.lock_move());
         things.extend(children.into_iter().map(ChangeSubject::Attributes));
-        let _own = self.own_change(&things);
+        let _own = self.begin_own_change(&things);
         for name in [(origin, from.1), (target, to.1)] {
             self.looked_up.take((name.0, name.1.as_bytes()), Duration::ZERO);
         }
         self.open_before(|open| self.nodes.parent(open) == Ok(Some(target)));
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
-        let is_known = self.watch.moved(&self.nodes, names, acting.asked.since);
+        let is_known = self.watch.record_rename(&self.nodes, names, acting.asked.since);
         if from.0 != to.0
             && !is_known
             && let Ok((object, _)) = self.volume.look_up(Some(&new_dir), &new)
             && let Ok(moved) = object.gfid()
         {
-            self.nodes.moved(moved, target);
+            self.nodes.record_move(moved, target);
         }
         Ok(())
     }
@@ -310,20 +311,24 @@ impl Gluster {
             || self.volume.get_xattr(dir, Some(DEFAULT_ACL), &mut []).is_ok_and(|len| len > 0);
         let inherits = masked != node.perm
             && self.settings.posix_acl
-            && self.defaults.has(gfid, self.watch.short(), ask);
+            && self.defaults.has(gfid, self.watch.short_lifetime(), ask);
         if inherits { node.perm } else { masked }
     }
 
     /// Attributes, also of a file without a name.
-    pub(crate) fn attributes(&self, ino: Ino, asked: &QueryContext) -> Result<defuse_fs::Attr> {
+    pub(crate) fn fetch_attributes(
+        &self,
+        ino: Ino,
+        asked: &QueryContext,
+    ) -> Result<defuse_fs::Attr> {
         let is_told = self.listen_to(ino);
         let by_file = |file: &OpenVolumeFile| file.handle()?.stat();
         let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
-        let stat = match (try_again(&ask), self.nodes.any_open(ino)) {
+        let stat = match (try_again(&ask), self.nodes.find_open_file(ino)) {
             // Another client has removed a file that was not opened on the servers.
             (Err(Errno::ENOENT | Errno::ESTALE), Some(fh)) => {
                 let file = self.file(fh)?;
-                let small = file.handle.unopened().ok_or(Errno::ESTALE)?;
+                let small = file.handle.unopened_file().ok_or(Errno::ESTALE)?;
                 return Ok(defuse_fs::Attr { nlink: 0, valid_for: Duration::ZERO, ..small.attr });
             }
             (stat, _) => stat?,

@@ -70,7 +70,7 @@ struct CreationTime([u8; 6]);
 impl CreationTime {
     const NEVER: CreationTime = CreationTime([0; 6]);
 
-    fn at(micros: u64) -> CreationTime {
+    fn from_micros(micros: u64) -> CreationTime {
         let bytes = micros.max(1).to_le_bytes();
         CreationTime([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
     }
@@ -96,11 +96,11 @@ impl PackedSubvolume {
     const UNKNOWN: PackedSubvolume = PackedSubvolume(0);
     const BY_HASH: u16 = 1 << 15;
 
-    fn by(hash: LayoutHash) -> PackedSubvolume {
-        PackedSubvolume(PackedSubvolume::BY_HASH | hash.short())
+    fn from_hash(hash: LayoutHash) -> PackedSubvolume {
+        PackedSubvolume(PackedSubvolume::BY_HASH | hash.prefix())
     }
 
-    fn within(part: SubvolumeId) -> PackedSubvolume {
+    fn from_subvolume(part: SubvolumeId) -> PackedSubvolume {
         assert!(part.0 + 1 < PackedSubvolume::BY_HASH, "there are fewer parts");
         PackedSubvolume(part.0 + 1)
     }
@@ -171,7 +171,7 @@ impl GlusterInodes {
             node.lookups += 1;
             if let Some(parent) = parent {
                 left = Some(node.parent).filter(|&left| left != parent && left != NOWHERE);
-                node.found(parent, hash, &self.parts);
+                node.record_location(parent, hash, &self.parts);
             }
         }
         (Ino(number), left)
@@ -189,7 +189,7 @@ impl GlusterInodes {
 
     /// The subvolume that a name of a file in a directory needs, as far as it is known.
     pub fn part_of_name(&self, dir: Ino, name: &[u8]) -> Option<SubvolumeId> {
-        self.parts.find(self.gfid(dir).ok()?, LayoutHash::of(name))
+        self.parts.find(self.gfid(dir).ok()?, LayoutHash::from_name(name))
     }
 
     /// Returns lookups. The inode is unknown after its last one: then its identity is the result.
@@ -201,7 +201,8 @@ impl GlusterInodes {
             let gfid = node.gfid;
             let mut removed = inner.by_number.remove(&ino.0);
             inner.by_gfid.remove(&gfid);
-            let is_kept = removed.as_mut().is_some_and(|node| node.kept().is_some());
+            let is_kept =
+                removed.as_mut().is_some_and(|node| node.upcall_reference_mut().is_some());
             inner.kept -= usize::from(is_kept);
             drop(inner);
             // The reference is dropped outside of the lock, because that calls libgfapi.
@@ -227,12 +228,12 @@ impl GlusterInodes {
     }
 
     /// Records that an inode was moved to `parent`.
-    pub fn moved(&self, gfid: Gfid, parent: Gfid) {
+    pub fn record_move(&self, gfid: Gfid, parent: Gfid) {
         let mut inner = self.lock();
         if let Some(number) = inner.by_gfid.get(&gfid).copied()
             && let Some(node) = inner.by_number.get_mut(&number)
         {
-            node.found(parent, None, &self.parts);
+            node.record_location(parent, None, &self.parts);
         }
     }
 
@@ -245,7 +246,7 @@ impl GlusterInodes {
         refer: impl FnOnce() -> Option<InodeReference>,
     ) -> bool {
         let asked = Instant::now();
-        if let Ok(true) = self.with(ino, |node| node.asked(asked)) {
+        if let Ok(true) = self.with(ino, |node| node.record_query(asked)) {
             return true;
         }
         if !self.has_room(asked, long) {
@@ -254,8 +255,11 @@ impl GlusterInodes {
         let Some(reference) = refer() else { return false };
         let mut inner = self.lock();
         let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
-        let old =
-            node.more().kept.replace(UpcallReference { _reference: reference, asked, told: false });
+        let old = node.rare_fields_mut().kept.replace(UpcallReference {
+            _reference: reference,
+            asked,
+            told: false,
+        });
         inner.kept += usize::from(old.is_none());
         drop(inner);
         true
@@ -263,7 +267,8 @@ impl GlusterInodes {
 
     /// True if a frontend keeps an inode for long.
     pub fn is_kept(&self, ino: Ino) -> bool {
-        self.with(ino, |node| node.kept().is_some_and(|kept| !kept.told)).unwrap_or(false)
+        self.with(ino, |node| node.upcall_reference_mut().is_some_and(|kept| !kept.told))
+            .unwrap_or(false)
     }
 
     /// Ends the time for which frontends may keep attributes of an inode. True if a frontend kept some for long.
@@ -271,7 +276,7 @@ impl GlusterInodes {
     /// message about its next rename was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
         let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.told, true);
-        self.with(ino, |node| node.kept().is_some_and(take)).unwrap_or(false)
+        self.with(ino, |node| node.upcall_reference_mut().is_some_and(take)).unwrap_or(false)
     }
 
     /// Ends the time for which frontends may keep an inode and its name. True if a frontend kept it for long.
@@ -303,9 +308,9 @@ impl GlusterInodes {
     }
 
     /// Records that this client has made an inode at `now`.
-    pub fn made(&self, ino: Ino, now: Instant) {
-        let at = self.moment(now);
-        let _ = self.with(ino, |node| node.made = CreationTime::at(at));
+    pub fn record_creation(&self, ino: Ino, now: Instant) {
+        let at = self.to_micros(now);
+        let _ = self.with(ino, |node| node.made = CreationTime::from_micros(at));
     }
 
     /// Records that this client may have given an inode extended attributes.
@@ -315,7 +320,7 @@ impl GlusterInodes {
 
     /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
     pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
-        let now = self.moment(now);
+        let now = self.to_micros(now);
         let is_early = |made: CreationTime| {
             made != CreationTime::NEVER
                 && u128::from(now.saturating_sub(made.micros())) < time.as_micros()
@@ -324,12 +329,12 @@ impl GlusterInodes {
     }
 
     /// Records an open file.
-    pub fn opened(&self, ino: Ino, fh: Fh) {
-        let _ = self.with(ino, |node| node.more().open.push(fh));
+    pub fn record_open(&self, ino: Ino, fh: Fh) {
+        let _ = self.with(ino, |node| node.rare_fields_mut().open.push(fh));
     }
 
     /// Records that an open file was released.
-    pub fn released(&self, ino: Ino, fh: Fh) {
+    pub fn record_release(&self, ino: Ino, fh: Fh) {
         let _ = self.with(ino, |node| {
             if let Some(more) = &mut node.more {
                 more.open.retain(|&open| open != fh);
@@ -345,7 +350,7 @@ impl GlusterInodes {
     }
 
     /// An open file of the inode.
-    pub fn any_open(&self, ino: Ino) -> Option<Fh> {
+    pub fn find_open_file(&self, ino: Ino) -> Option<Fh> {
         self.with(ino, |node| node.more.as_ref()?.open.last().copied()).ok().flatten()
     }
 
@@ -356,7 +361,7 @@ impl GlusterInodes {
     }
 
     /// Microseconds from `begun` until `at`.
-    fn moment(&self, at: Instant) -> u64 {
+    fn to_micros(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.begun).as_micros() as u64
     }
 
@@ -391,23 +396,24 @@ impl GlusterInode {
 
     /// Records the directory `parent` of the inode, with the hash of its name there. A file stays in its subvolume when
     /// it is renamed.
-    fn found(&mut self, parent: Gfid, hash: Option<LayoutHash>, parts: &SubvolumeMap) {
-        let home = hash.map_or(PackedSubvolume::UNKNOWN, PackedSubvolume::by);
+    fn record_location(&mut self, parent: Gfid, hash: Option<LayoutHash>, parts: &SubvolumeMap) {
+        let home = hash.map_or(PackedSubvolume::UNKNOWN, PackedSubvolume::from_hash);
         match self.home.place() {
             InodeSubvolume::Unknown => self.home = home,
             InodeSubvolume::By(hash) if self.parent != parent || self.home != home => {
-                self.home = parts.find(self.parent, hash).map_or(home, PackedSubvolume::within);
+                self.home =
+                    parts.find(self.parent, hash).map_or(home, PackedSubvolume::from_subvolume);
             }
             InodeSubvolume::By(_) | InodeSubvolume::In(_) => {}
         }
         self.parent = parent;
     }
 
-    fn more(&mut self) -> &mut RareInodeFields {
+    fn rare_fields_mut(&mut self) -> &mut RareInodeFields {
         self.more.get_or_insert_default()
     }
 
-    fn kept(&mut self) -> Option<&mut UpcallReference> {
+    fn upcall_reference_mut(&mut self) -> Option<&mut UpcallReference> {
         self.more.as_mut()?.kept.as_mut()
     }
 
@@ -426,8 +432,8 @@ impl GlusterInode {
     }
 
     /// Records a new query, if the inode is kept. True if it is.
-    fn asked(&mut self, now: Instant) -> bool {
-        self.kept().is_some_and(|kept| {
+    fn record_query(&mut self, now: Instant) -> bool {
+        self.upcall_reference_mut().is_some_and(|kept| {
             (kept.asked, kept.told) = (now, false);
             true
         })
@@ -444,7 +450,7 @@ mod tests {
     fn a_file_keeps_its_part_when_it_is_renamed() {
         let (parts, [dir, other]) = (Arc::new(SubvolumeMap::default()), [[5; 16], [6; 16]]);
         let nodes = GlusterInodes::new([1; 16], Arc::clone(&parts));
-        let [a, file1] = [b"a".as_slice(), b"file1"].map(|name| Some(LayoutHash::of(name)));
+        let [a, file1] = [b"a".as_slice(), b"file1"].map(|name| Some(LayoutHash::from_name(name)));
         let file = nodes.look_up([2; 16], Some(dir), a);
         let unknown = nodes.look_up([3; 16], None, None);
         assert_eq!((nodes.part(file), nodes.part(unknown)), (None, None));
@@ -455,12 +461,12 @@ mod tests {
         assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
         nodes.look_up([2; 16], Some(dir), file1);
         assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
-        nodes.moved([2; 16], other);
+        nodes.record_move([2; 16], other);
         nodes.look_up([2; 16], Some(other), file1);
         assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
         let second = nodes.look_up([4; 16], Some(dir), file1);
         assert_eq!(nodes.part(second), Some(SubvolumeId(0)));
-        nodes.moved([4; 16], other);
+        nodes.record_move([4; 16], other);
         assert_eq!(
             (nodes.part(second), nodes.parent(second)),
             (Some(SubvolumeId(0)), Ok(Some(other)))
@@ -497,8 +503,8 @@ mod tests {
         let (ino, other) = (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], None, None));
         // Times are kept in microseconds, and none is before the first one.
         let (now, time) = (Instant::now() + Duration::from_millis(1), Duration::from_secs(1));
-        nodes.made(ino, now);
-        nodes.made(other, now);
+        nodes.record_creation(ino, now);
+        nodes.record_creation(other, now);
         assert!(nodes.is_new(ino, time, now) && !nodes.is_new(ino, time, now + time));
         nodes.has_attributes(ino);
         assert!(!nodes.is_new(ino, time, now) && nodes.is_new(other, time, now));
@@ -548,12 +554,12 @@ mod tests {
         let ino = nodes.look_up([2; 16], None, None);
         let is_small = || nodes.with(ino, |node| node.more.is_none()).unwrap();
         assert!(is_small());
-        nodes.opened(ino, Fh(1));
+        nodes.record_open(ino, Fh(1));
         assert!(nodes.keep(ino, Duration::from_secs(9), || Some(Box::new(()))));
-        assert_eq!((nodes.open_files(ino), nodes.any_open(ino)), (vec![Fh(1)], Some(Fh(1))));
-        nodes.released(ino, Fh(1));
+        assert_eq!((nodes.open_files(ino), nodes.find_open_file(ino)), (vec![Fh(1)], Some(Fh(1))));
+        nodes.record_release(ino, Fh(1));
         assert!(!is_small() && nodes.take_kept(ino) && is_small());
-        assert_eq!((nodes.open_files(ino), nodes.any_open(ino)), (Vec::new(), None));
+        assert_eq!((nodes.open_files(ino), nodes.find_open_file(ino)), (Vec::new(), None));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct DroppedPages(Mutex<HashMap<Gfid, (Instant, UpcallSequence)>>);
 
 impl DroppedPages {
     /// A moment before the last open that dropped the pages, if that was less than `long` ago.
-    pub fn dropped(&self, gfid: Gfid, long: Duration) -> Option<UpcallSequence> {
+    pub fn last_drop(&self, gfid: Gfid, long: Duration) -> Option<UpcallSequence> {
         let (at, since) = *self.lock().get(&gfid)?;
         (at.elapsed() < long).then_some(since)
     }
@@ -43,10 +43,10 @@ mod tests {
     #[test]
     fn pages_are_known_for_a_time_and_files_are_bounded() {
         let (pages, inbox) = (DroppedPages::default(), UpcallInbox::default());
-        assert!(pages.dropped([1; 16], Duration::MAX).is_none());
+        assert!(pages.last_drop([1; 16], Duration::MAX).is_none());
         pages.drop_at([1; 16], inbox.now());
-        assert!(pages.dropped([1; 16], Duration::MAX).is_some());
-        assert!(pages.dropped([1; 16], Duration::ZERO).is_none());
+        assert!(pages.last_drop([1; 16], Duration::MAX).is_some());
+        assert!(pages.last_drop([1; 16], Duration::ZERO).is_none());
         for number in 0..2 * KEPT as u128 {
             pages.drop_at(number.to_ne_bytes(), inbox.now());
         }

@@ -44,17 +44,17 @@ pub struct SubvolumeId(pub u16);
 pub struct LayoutHash(u32);
 
 impl LayoutHash {
-    /// Bits that [`short`](LayoutHash::short) leaves out.
+    /// Bits that [`prefix`](LayoutHash::prefix) leaves out.
     const LEFT_OUT: u32 = 17;
 
     /// The hash of a name, as GlusterFS's translator `cluster/distribute` computes it.
-    pub fn of(name: &[u8]) -> LayoutHash {
+    pub fn from_name(name: &[u8]) -> LayoutHash {
         LayoutHash(davies_meyer(hashed_part(name)))
     }
 
     /// The first 15 bits of the hash. If the hash is at the edge of a range, the shortened hash may belong to the
     /// neighbouring range.
-    pub fn short(self) -> u16 {
+    pub fn prefix(self) -> u16 {
         (self.0 >> LayoutHash::LEFT_OUT) as u16
     }
 
@@ -256,10 +256,10 @@ mod tests {
                        (r-dht-layout (r-replicate-0 0 4294967295)))";
 
     fn find(parts: &SubvolumeMap, name: &[u8]) -> Option<SubvolumeId> {
-        parts.find(DIR, LayoutHash::of(name))
+        parts.find(DIR, LayoutHash::from_name(name))
     }
 
-    fn wanted(parts: &SubvolumeMap) -> usize {
+    fn count_wanted(parts: &SubvolumeMap) -> usize {
         parts.lock().wanted.len()
     }
 
@@ -267,25 +267,28 @@ mod tests {
     #[test]
     fn names_are_where_the_ranges_say() {
         let parts = SubvolumeMap::default();
-        assert_eq!((find(&parts, b"a"), find(&parts, b"b"), wanted(&parts)), (None, None, 1));
+        assert_eq!((find(&parts, b"a"), find(&parts, b"b"), count_wanted(&parts)), (None, None, 1));
         parts.answer(DIR, Some(TWO), Instant::now());
         let long = b"very long name with many characters in it, more than sixteen";
         let first: [&[u8]; 4] = [b"file1", b"file2", b".tmp.abc123", long];
         for (number, names) in [&first[..], &[b"a", b"x.y"]].into_iter().enumerate() {
             for name in names {
                 assert_eq!(find(&parts, name), Some(SubvolumeId(number as u16)), "{name:?}");
-                let short = LayoutHash::from_short(LayoutHash::of(name).short());
+                let short = LayoutHash::from_short(LayoutHash::from_name(name).prefix());
                 assert_eq!(parts.find(DIR, short), find(&parts, name));
             }
         }
-        assert_eq!(wanted(&parts), 0);
+        assert_eq!(count_wanted(&parts), 0);
     }
 
     #[test]
     fn temporary_names_have_the_place_of_the_final_ones() {
         for temporary in ["..x..q", ".x.q", ".x.y.Z1"] {
             let name = &temporary[1..temporary.rfind('.').unwrap()];
-            assert_eq!(LayoutHash::of(temporary.as_bytes()), LayoutHash::of(name.as_bytes()));
+            assert_eq!(
+                LayoutHash::from_name(temporary.as_bytes()),
+                LayoutHash::from_name(name.as_bytes())
+            );
         }
         for name in [".x", ".x.", "..x", "x.y", ".", "..", ""] {
             assert_eq!(hashed_part(name.as_bytes()), name.as_bytes());
@@ -297,13 +300,16 @@ mod tests {
         let parts = SubvolumeMap::default();
         assert_eq!(find(&parts, b"a"), None);
         parts.answer(DIR, Some(ONE), Instant::now());
-        assert_eq!((find(&parts, b"a"), parts.find([4; 16], LayoutHash::of(b"a"))), (None, None));
-        assert_eq!(wanted(&parts), 0);
+        assert_eq!(
+            (find(&parts, b"a"), parts.find([4; 16], LayoutHash::from_name(b"a"))),
+            (None, None)
+        );
+        assert_eq!(count_wanted(&parts), 0);
         // The knowledge of a single subvolume expires.
         let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
         parts.answer(DIR, Some(ONE), long_ago);
         find(&parts, b"a");
-        assert_eq!(wanted(&parts), 1);
+        assert_eq!(count_wanted(&parts), 1);
     }
 
     #[test]
@@ -311,9 +317,9 @@ mod tests {
         let parts = SubvolumeMap::default();
         let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
         parts.answer(DIR, Some(TWO), long_ago);
-        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(SubvolumeId(1)), 1));
+        assert_eq!((find(&parts, b"a"), count_wanted(&parts)), (Some(SubvolumeId(1)), 1));
         parts.answer(DIR, None, Instant::now());
-        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(SubvolumeId(1)), 0));
+        assert_eq!((find(&parts, b"a"), count_wanted(&parts)), (Some(SubvolumeId(1)), 0));
         let other = TWO.replace("client-0", "client-2").replace("client-1", "client-0");
         parts.answer(DIR, Some(&other), Instant::now());
         assert_eq!(find(&parts, b"a"), Some(SubvolumeId(0)));
@@ -335,9 +341,10 @@ mod tests {
     fn directories_and_parts_are_bounded() {
         let parts = SubvolumeMap::default();
         let dir = |number: usize| (number as u128 + 1).to_ne_bytes();
-        (0..2 * WANTED)
-            .for_each(|number| assert_eq!(parts.find(dir(number), LayoutHash::of(b"a")), None));
-        assert_eq!(wanted(&parts), WANTED);
+        (0..2 * WANTED).for_each(|number| {
+            assert_eq!(parts.find(dir(number), LayoutHash::from_name(b"a")), None)
+        });
+        assert_eq!(count_wanted(&parts), WANTED);
         for number in 0..DIRECTORIES + 9 {
             parts.answer(dir(number), Some(TWO), Instant::now());
         }

@@ -109,7 +109,7 @@ pub fn read(
     };
     let (start_of_room, memory) = if let Some(mut room) = io.take_room() {
         (start_of(&mut room), TransferMemory::Room(room))
-    } else if let Some(room) = lent(&mut io, len) {
+    } else if let Some(room) = lend_memory(&mut io, len) {
         (room.as_ptr(), TransferMemory::Lent)
     } else {
         let mut room = pool.take(len);
@@ -124,7 +124,7 @@ pub fn read(
 }
 
 /// The memory of the frontend for a read of `len` bytes. It stays valid until the end of the operation.
-fn lent(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
+fn lend_memory(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
     let lend = |out: &mut ReadBuf<'_>| {
         if out.remaining() != len {
             return None;
@@ -236,7 +236,7 @@ unsafe extern "C" fn done(
         // A panic must not enter C. It drops the operation, which answers it with EIO.
         let finish = AssertUnwindSafe(|| match transfer.answer_on {
             AnswerThread::Callback => transfer.finish(result),
-            AnswerThread::OwnThread => drop(answerer().send((transfer, result))),
+            AnswerThread::OwnThread => drop(answer_queue().send((transfer, result))),
         });
         let _ = catch_unwind(finish);
     });
@@ -254,7 +254,7 @@ impl GfapiTransfer {
             if let Some((own, offset)) = own
                 && at == WritePosition::Offset
             {
-                own.wrote(offset + count as u64);
+                own.finish_write(offset + count as u64);
             }
         }
         // The handle is dropped before the answer, after which the frontend may release the file: the release then
@@ -282,7 +282,7 @@ impl GfapiTransfer {
 type TransferResult = (Box<GfapiTransfer>, Result<usize>);
 
 /// The thread that answers applications.
-fn answerer() -> &'static Sender<TransferResult> {
+fn answer_queue() -> &'static Sender<TransferResult> {
     static ANSWERER: OnceLock<Sender<TransferResult>> = OnceLock::new();
     ANSWERER.get_or_init(|| {
         let (send, answers) = channel::<TransferResult>();

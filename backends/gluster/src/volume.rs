@@ -121,7 +121,7 @@ impl VolumeConnection {
 
     /// The last messages of libgfapi as a part of an error.
     pub fn last_messages(&self) -> String {
-        self.messages.quoted()
+        self.messages.quote_last()
     }
 
     /// Establishes the connection. Takes as long as the servers take.
@@ -140,7 +140,7 @@ impl VolumeConnection {
     pub(crate) fn internal(self: &Arc<Self>, path: &CStr) -> Result<Vec<u8>> {
         // SAFETY: the path ends with NUL.
         let fd = unsafe { (self.library.glfs_open)(self.fs, path.as_ptr(), libc::O_RDONLY) };
-        let file = GfapiHandle::of(self, fd, false)?;
+        let file = GfapiHandle::from_raw(self, fd, false)?;
         let mut text = vec![0; 1 << 18];
         let len = file.read(&mut text, 0)?;
         text.truncate(len);
@@ -196,7 +196,7 @@ impl VolumeConnection {
         let raw = unsafe {
             (self.library.glfs_h_create_from_handle)(self.fs, gfid.as_mut_ptr(), 16, null_mut())
         };
-        self.hold(self.known(raw)?, gfid)
+        self.hold(self.wrap_object(raw)?, gfid)
     }
 
     /// Keeps the reference `object` to the inode `gfid` for later operations.
@@ -207,7 +207,7 @@ impl VolumeConnection {
     }
 
     /// Ends the reference to an inode that nobody knows any more, or that an operation found to be gone.
-    pub(crate) fn let_go(&self, gfid: Gfid) {
+    pub(crate) fn release_inode(&self, gfid: Gfid) {
         self.held.remove(gfid);
     }
 
@@ -304,7 +304,7 @@ impl VolumeConnection {
                 )
             }
         })?;
-        Ok((object, stat, GfapiHandle::of(self, fd, false)?))
+        Ok((object, stat, GfapiHandle::from_raw(self, fd, false)?))
     }
 
     /// Removes a name, also the name of an empty directory.
@@ -452,14 +452,14 @@ impl VolumeConnection {
     pub fn open(self: &Arc<Self>, object: &InodeObject<'_>, flags: c_int) -> Result<GfapiHandle> {
         // SAFETY: the object is of this volume.
         let fd = unsafe { (self.library.glfs_h_open)(self.fs, object.raw, flags) };
-        GfapiHandle::of(self, fd, false)
+        GfapiHandle::from_raw(self, fd, false)
     }
 
     /// Opens a directory.
     pub fn open_dir(self: &Arc<Self>, object: &InodeObject<'_>) -> Result<GfapiHandle> {
         // SAFETY: the object is of this volume.
         let fd = unsafe { (self.library.glfs_h_opendir)(self.fs, object.raw) };
-        GfapiHandle::of(self, fd, true)
+        GfapiHandle::from_raw(self, fd, true)
     }
 
     fn with_stat(
@@ -467,14 +467,14 @@ impl VolumeConnection {
         make: impl FnOnce(*mut libc::stat) -> *mut GlfsObject,
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         let mut stat = MaybeUninit::zeroed();
-        let object = self.known(make(stat.as_mut_ptr()))?;
+        let object = self.wrap_object(make(stat.as_mut_ptr()))?;
         let gfid = object.gfid()?;
         let object = self.hold(object, gfid)?;
         // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
         Ok((object, unsafe { stat.assume_init() }))
     }
 
-    fn known(&self, raw: *mut GlfsObject) -> Result<InodeObject<'_>> {
+    fn wrap_object(&self, raw: *mut GlfsObject) -> Result<InodeObject<'_>> {
         if raw.is_null() { Err(last()) } else { Ok(InodeObject { volume: self, raw, held: None }) }
     }
 }
@@ -599,7 +599,7 @@ pub mod set {
 }
 
 /// Attributes that are all 0.
-pub fn no_stat() -> libc::stat {
+pub fn zeroed_stat() -> libc::stat {
     // SAFETY: all-zero bytes are a valid value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }

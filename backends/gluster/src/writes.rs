@@ -35,14 +35,14 @@ impl WriteTracker {
     }
 
     /// The number of writes at an offset, if the servers may not have all of them.
-    pub fn held_back(&self) -> Option<u64> {
+    pub fn unacknowledged_writes(&self) -> Option<u64> {
         let on_servers = self.placed_on_servers.load(Ordering::Acquire);
         let placed = self.placed.load(Ordering::Acquire);
         (placed > on_servers).then_some(placed)
     }
 
     /// Records that the servers have this number of writes at an offset.
-    pub fn are_on_servers(&self, placed: u64) {
+    pub fn record_durable(&self, placed: u64) {
         self.placed_on_servers.fetch_max(placed, Ordering::AcqRel);
     }
 }
@@ -54,19 +54,23 @@ mod tests {
     #[test]
     fn a_write_during_a_wait_is_waited_for_by_the_next_one() {
         let writes = WriteTracker::default();
-        assert_eq!(writes.held_back(), None);
+        assert_eq!(writes.unacknowledged_writes(), None);
         writes.add(WritePosition::End);
-        assert_eq!(writes.held_back(), None);
+        assert_eq!(writes.unacknowledged_writes(), None);
         writes.add(WritePosition::Offset);
         writes.add(WritePosition::Offset);
-        assert_eq!(writes.held_back(), Some(2));
+        assert_eq!(writes.unacknowledged_writes(), Some(2));
         writes.add(WritePosition::Offset);
-        assert_eq!(writes.held_back(), Some(3), "a second wait begins before the first has ended");
-        writes.are_on_servers(2);
-        assert_eq!(writes.held_back(), Some(3));
-        writes.are_on_servers(3);
-        writes.are_on_servers(2);
-        assert_eq!(writes.held_back(), None);
+        assert_eq!(
+            writes.unacknowledged_writes(),
+            Some(3),
+            "a second wait begins before the first has ended"
+        );
+        writes.record_durable(2);
+        assert_eq!(writes.unacknowledged_writes(), Some(3));
+        writes.record_durable(3);
+        writes.record_durable(2);
+        assert_eq!(writes.unacknowledged_writes(), None);
     }
 
     #[test]

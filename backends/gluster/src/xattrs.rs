@@ -9,7 +9,7 @@ use crate::absent::AbsentAttributes;
 use crate::answers::ChangeSubject;
 use crate::gluster::Gluster;
 use crate::names::DEFAULT_ACL;
-use crate::volume::{Gfid, c_xattr, no_stat, set};
+use crate::volume::{Gfid, c_xattr, set, zeroed_stat};
 
 /// The largest value, and the longest list of names, as for the kernel.
 const LARGEST: usize = 1 << 16;
@@ -55,7 +55,7 @@ fn is_served(name: &[u8]) -> bool {
 
 impl Gluster {
     /// Fails with `EOPNOTSUPP` for an attribute that cannot be changed.
-    fn served(&self, name: XattrName<'_>) -> Result<()> {
+    fn check_served(&self, name: XattrName<'_>) -> Result<()> {
         let name = name.as_bytes();
         match is_served(name) && (self.settings.posix_acl || !ACLS.contains(&name)) {
             true => Ok(()),
@@ -71,7 +71,7 @@ impl Gluster {
         room: usize,
     ) -> Result<Xattr> {
         if !COMPUTED.contains(&name.as_bytes()) {
-            self.served(name)?;
+            self.check_served(name)?;
         }
         // ls(1) reads this attribute of each file. GlusterFS's own client answers in this way, too.
         if name.as_bytes() == LABEL && !self.settings.labels {
@@ -79,7 +79,7 @@ impl Gluster {
         }
         // The kernel reads this attribute before the first write to a file.
         let is_capability = name.as_bytes() == b"security.capability";
-        if is_capability && self.nodes.is_new(ino, self.watch.short(), Instant::now()) {
+        if is_capability && self.nodes.is_new(ino, self.watch.short_lifetime(), Instant::now()) {
             return Err(Errno::ENODATA);
         }
         if name.as_bytes() == IDENTITY {
@@ -87,14 +87,14 @@ impl Gluster {
         }
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let lacks = || self.absent.lacks(gfid, name.as_bytes(), self.watch.short());
+        let lacks = || self.absent.lacks(gfid, name.as_bytes(), self.watch.short_lifetime());
         if self.is_known_to_lack(gfid, name) || lacks() {
             return Err(Errno::ENODATA);
         }
         let asked = (Instant::now(), self.absent.changes());
-        let value = self.whole(ino, Some(&c_xattr(name)?));
+        let value = self.read_whole(ino, Some(&c_xattr(name)?));
         if matches!(value, Err(Errno::ENODATA)) {
-            self.absent.add(gfid, name.as_bytes(), asked, self.watch.short());
+            self.absent.add(gfid, name.as_bytes(), asked, self.watch.short_lifetime());
             self.keep_lack(gfid, name, &acting.asked);
         }
         Xattr::answer(value?, room)
@@ -102,7 +102,7 @@ impl Gluster {
 
     pub(crate) fn names(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         let _acting = self.act(cx);
-        let all = self.whole(ino, None)?;
+        let all = self.read_whole(ino, None)?;
         let names = all.split_inclusive(|&byte| byte == 0);
         let mut list: Vec<&[u8]> =
             names.filter(|name| is_served(name.strip_suffix(b"\0").unwrap_or(name))).collect();
@@ -113,7 +113,7 @@ impl Gluster {
     }
 
     /// A value, or the list of names.
-    fn whole(&self, ino: Ino, name: Option<&CStr>) -> Result<Vec<u8>> {
+    fn read_whole(&self, ino: Ino, name: Option<&CStr>) -> Result<Vec<u8>> {
         let mut value = Vec::new();
         for _ in 0..ATTEMPTS {
             let room = &mut value;
@@ -123,7 +123,7 @@ impl Gluster {
                 |_| Err(Errno::ESTALE),
             );
             let got = match got {
-                Err(Errno::ESTALE) => match self.nodes.any_open(ino) {
+                Err(Errno::ESTALE) => match self.nodes.find_open_file(ino) {
                     Some(fh) => self.file(fh)?.handle()?.get_xattr(name, &mut value),
                     None => Err(Errno::ESTALE),
                 },
@@ -150,15 +150,16 @@ impl Gluster {
         name: XattrName<'_>,
         (value, flags): (&[u8], SetXattrFlags),
     ) -> Result<()> {
-        self.served(name)?;
+        self.check_served(name)?;
         if name.as_bytes() == LABEL && !self.settings.labels {
             return Err(Errno::EOPNOTSUPP);
         }
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         self.nodes.has_attributes(ino);
-        let _change = self.watch.changing(&[gfid]);
-        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
+        let _change = self.watch.begin_change(&[gfid]);
+        let _own =
+            self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
         let how = match flags {
             SetXattrFlags { create: true, .. } => libc::XATTR_CREATE,
@@ -171,10 +172,10 @@ impl Gluster {
             |object| self.volume.set_xattr(object, &name, value, how),
             |file| file.handle()?.set_xattr(&name, value, how),
         )?;
-        self.lists_changed(gfid, &name);
+        self.record_list_change(gfid, &name);
         if flags.clear_sgid {
-            let perm = self.attributes(ino, &acting.asked)?.perm;
-            let mut stat = no_stat();
+            let perm = self.fetch_attributes(ino, &acting.asked)?.perm;
+            let mut stat = zeroed_stat();
             stat.st_mode = perm & !0o2000;
             let object = self.object(ino)?;
             self.volume.set_attributes(&object, stat, set::MODE)?;
@@ -188,11 +189,12 @@ impl Gluster {
         ino: Ino,
         name: XattrName<'_>,
     ) -> Result<()> {
-        self.served(name)?;
+        self.check_served(name)?;
         let _acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let _change = self.watch.changing(&[gfid]);
-        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
+        let _change = self.watch.begin_change(&[gfid]);
+        let _own =
+            self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
         let _own_attribute = self.change_of_attributes();
         self.reach(
@@ -200,19 +202,19 @@ impl Gluster {
             |object| self.volume.remove_xattr(object, &name),
             |file| file.handle()?.remove_xattr(&name),
         )?;
-        self.lists_changed(gfid, &name);
+        self.record_list_change(gfid, &name);
         Ok(())
     }
 
     /// Records that this client changes extended attributes, until the result is dropped.
     fn change_of_attributes(&self) -> ExtendedChange<'_> {
-        self.absent.changed();
+        self.absent.record_change();
         ExtendedChange(&self.absent)
     }
 
-    fn lists_changed(&self, gfid: Gfid, name: &CStr) {
+    fn record_list_change(&self, gfid: Gfid, name: &CStr) {
         if name == DEFAULT_ACL {
-            self.defaults.changed(gfid);
+            self.defaults.record_change(gfid);
         }
     }
 }
@@ -222,7 +224,7 @@ struct ExtendedChange<'a>(&'a AbsentAttributes);
 
 impl Drop for ExtendedChange<'_> {
     fn drop(&mut self) {
-        self.0.changed();
+        self.0.record_change();
     }
 }
 

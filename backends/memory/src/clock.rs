@@ -37,7 +37,7 @@ impl DateClock {
     /// The time of the last tick, or the last exact time if that is later.
     pub fn coarse(&self) -> Timestamp {
         let tick = clock_gettime(ClockId::RealtimeCoarse);
-        self.latest.not_before(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
+        self.latest.bound_below(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
     }
 
     /// Notes a date that the kernel has given.

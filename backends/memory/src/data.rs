@@ -405,7 +405,7 @@ mod tests {
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, len);
         data.read(offset, &mut out).unwrap();
-        let filled = out.filled();
+        let filled = out.filled_len();
         memory.truncate(filled);
         memory
     }
@@ -482,9 +482,9 @@ mod tests {
         let pool = Arc::new(PagePool::new(Some(4), 64));
         let mut file = PagedData::new(Arc::clone(&pool));
         put(&mut file, 0, &[1; 4 * PAGE]).unwrap();
-        assert_eq!(pool.quota.used(), 4);
+        assert_eq!(pool.quota.used_count(), 4);
         drop(file);
-        assert_eq!(pool.quota.used(), 0);
+        assert_eq!(pool.quota.used_count(), 0);
     }
 
     #[test]
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(put(&mut file, 2 * STEP * PAGE_U64, b"x"), Ok(1));
         assert_eq!(file.fallocate(range, &mut allocation), Ok(true));
         drop(allocation);
-        let used = file.pool.quota.used();
+        let used = file.pool.quota.used_count();
         assert_eq!(
             (file.page_count(), used, file.size()),
             (2 * STEP + 1, 2 * STEP + 1, range.length)

@@ -75,7 +75,7 @@ impl MemoryFileSystem {
         }
         let mut meta = inode.change_meta();
         if set.size.is_some() {
-            meta.modified(now);
+            meta.set_modified(now);
         }
         if set.uid.is_some() || set.gid.is_some() {
             meta.uid = set.uid.unwrap_or(meta.uid);
@@ -102,7 +102,7 @@ impl MemoryFileSystem {
         if let Some(date) = set.ctime {
             self.clock.note(date);
         }
-        Ok(self.attr_of(&inode, &meta, self.frontends.attributes_told()))
+        Ok(self.attr_of(&inode, &meta, self.frontends.reply_attribute_lifetime()))
     }
 
     /// The result of opening `inode`, with a new handle unless it is a directory.
@@ -158,10 +158,10 @@ impl MemoryFileSystem {
             && self.frontends.reads_own_pages(origin);
         if reads_pages {
             self.touch_atime(inode);
-            self.frontends.access_dated(Ino(inode.ino));
+            self.frontends.notify_access_time(Ino(inode.ino));
         } else if inode.meta().atime.secs + DAY_SECS <= self.clock.exact().secs {
             inode.change_meta().atime = self.clock.exact();
-            self.frontends.attributes_changed(origin, &[Ino(inode.ino)]);
+            self.frontends.notify_attributes(origin, &[Ino(inode.ino)]);
         }
     }
 
@@ -169,7 +169,7 @@ impl MemoryFileSystem {
         let mut data = write(inode.data()?);
         data.set_size(0)?;
         inode.publish(&data);
-        self.data_changed(inode, args.kill_suidgid);
+        self.record_data_change(inode, args.kill_suidgid);
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl MemoryFileSystem {
         due
     }
 
-    fn data_changed(&self, inode: &MemoryInode, kill_suidgid: bool) {
+    fn record_data_change(&self, inode: &MemoryInode, kill_suidgid: bool) {
         let mut meta = inode.change_meta();
         // The attributes were read since the last change, so the next reader must see a new time.
         let now = if inode.seen.load(Ordering::Relaxed) {
@@ -213,7 +213,7 @@ impl MemoryFileSystem {
         } else {
             self.clock.coarse()
         };
-        meta.modified(now);
+        meta.set_modified(now);
         if kill_suidgid {
             meta.kill_suidgid();
         }
@@ -265,7 +265,7 @@ impl MemoryFileSystem {
             let result = bytes.write(offset, data);
             if result.is_ok() {
                 inode.publish(&bytes);
-                self.data_changed(inode, args.kill_suidgid);
+                self.record_data_change(inode, args.kill_suidgid);
             }
             result
         })
@@ -288,7 +288,7 @@ impl MemoryFileSystem {
             // Others use the file between two steps.
             std::thread::yield_now();
         }
-        self.data_changed(&inode, cx.caller.uid != 0);
+        self.record_data_change(&inode, cx.caller.uid != 0);
         Ok(())
     }
 
@@ -327,7 +327,7 @@ impl MemoryFileSystem {
             result?
         };
         if done > 0 {
-            self.data_changed(&dst, cx.caller.uid != 0);
+            self.record_data_change(&dst, cx.caller.uid != 0);
         }
         Ok(done)
     }
@@ -372,7 +372,7 @@ fn copy_steps(
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
         }
-        if steps % INTERRUPT_STEPS == 0 && cx.interrupted() {
+        if steps % INTERRUPT_STEPS == 0 && cx.is_interrupted() {
             break;
         }
     }

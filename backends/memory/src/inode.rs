@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::posix::acl::Acl;
-use defuse_fs::posix::without_set_id;
+use defuse_fs::posix::drop_set_id;
 use defuse_fs::{Errno, FileKind, Result, Timestamp};
 
 use crate::data::PagedData;
@@ -86,7 +86,7 @@ pub(crate) struct InodeRefs {
 }
 
 impl InodeRefs {
-    fn none(self) -> bool {
+    fn is_none(self) -> bool {
         self.lookups == 0 && self.opens == 0 && self.names == 0
     }
 }
@@ -154,11 +154,11 @@ impl MemoryInode {
     /// Fails with `ESTALE` if there were none before, because the inode is being freed already.
     pub fn change_refs(&self, change: impl FnOnce(&mut InodeRefs)) -> Result<bool> {
         let mut refs = lock(&self.refs);
-        if refs.none() {
+        if refs.is_none() {
             return Err(Errno::ESTALE);
         }
         change(&mut refs);
-        Ok(refs.none())
+        Ok(refs.is_none())
     }
 
     /// True if a frontend has lookups of the inode.
@@ -208,7 +208,7 @@ pub(crate) struct FixedAttributes {
 
 impl InodeMeta {
     /// Updates mtime and ctime after a change of data or names.
-    pub fn modified(&mut self, now: Timestamp) {
+    pub fn set_modified(&mut self, now: Timestamp) {
         self.mtime = now;
         self.ctime = now;
     }
@@ -216,7 +216,7 @@ impl InodeMeta {
     /// Clears the set-id bits. Called for writes without privilege, and for every change of owner.
     pub fn kill_suidgid(&mut self) {
         // The bits that depend on the groups of the caller were cleared before the change.
-        self.perm = without_set_id(self.perm, true);
+        self.perm = drop_set_id(self.perm, true);
         if self.xattrs.remove(b"security.capability") {
             self.uncharge();
         }

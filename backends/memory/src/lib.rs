@@ -57,7 +57,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use defuse_fs::posix::{clears_mark, without_set_id};
+use defuse_fs::posix::{clears_mark, drop_set_id};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
@@ -183,7 +183,7 @@ impl MemoryFileSystem {
         change: impl FnOnce() -> Result<(T, [Ino; N])>,
     ) -> Result<T> {
         let (answer, inodes) = change()?;
-        self.frontends.names_changed(cx.origin, &inodes);
+        self.frontends.notify_names(cx.origin, &inodes);
         Ok(answer)
     }
 
@@ -201,7 +201,7 @@ impl MemoryFileSystem {
         };
         if !inode.is_dir() && clears_mark(cx, perm, gid) {
             let mut meta = inode.change_meta();
-            meta.perm = without_set_id(meta.perm, false);
+            meta.perm = drop_set_id(meta.perm, false);
         }
     }
 
@@ -212,7 +212,7 @@ impl MemoryFileSystem {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let answer = change();
-        self.frontends.attributes_changed(cx.origin, &[ino]);
+        self.frontends.notify_attributes(cx.origin, &[ino]);
         answer
     }
 
@@ -225,7 +225,7 @@ impl MemoryFileSystem {
     ) -> Result<T> {
         let (answer, accessed) = read()?;
         if accessed {
-            self.frontends.attributes_changed(cx.origin, &[ino]);
+            self.frontends.notify_attributes(cx.origin, &[ino]);
         }
         Ok(answer)
     }
@@ -273,15 +273,15 @@ impl FileSystem for MemoryFileSystem {
         }
     }
 
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
-        self.frontends.missing(origin)
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
+        self.frontends.negative_lifetime(origin)
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
-        self.frontends.attach(origin, notify, || self.table.looked_up());
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.frontends.attach(origin, notify, || self.table.list_known());
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         self.frontends.detach(origin);
         Ok(())
     }
@@ -291,11 +291,11 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.lookup(self.frontends.names(cx.origin), parent, name)
+        self.lookup(self.frontends.name_lifetime(cx.origin), parent, name)
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
-        self.lookup_parent(self.frontends.names(cx.origin), ino)
+        self.lookup_parent(self.frontends.name_lifetime(cx.origin), ino)
     }
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -314,7 +314,7 @@ impl FileSystem for MemoryFileSystem {
                 is_last = refs.lookups == 0;
             });
             if is_last {
-                self.frontends.forgotten(ino);
+                self.frontends.record_forget(ino);
             }
         }
     }
@@ -360,7 +360,7 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.frontends.names(cx.origin);
+        let given = self.frontends.name_lifetime(cx.origin);
         self.change_names(cx, || Ok((self.link(given, ino, parent, name)?, [parent, ino])))
     }
 
@@ -390,7 +390,7 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        let valid_for = self.frontends.attributes(cx.origin, ino);
+        let valid_for = self.frontends.attribute_lifetime(cx.origin, ino);
         Ok(self.attr(&*self.inode(ino)?, valid_for))
     }
 
@@ -419,7 +419,7 @@ impl FileSystem for MemoryFileSystem {
     ) -> Result<Xattr> {
         if name.is_acl() {
             // The kernel caches it with the attributes.
-            self.frontends.attributes(cx.origin, ino);
+            self.frontends.attribute_lifetime(cx.origin, ino);
         }
         self.getxattr(ino, name, room)
     }
@@ -446,7 +446,7 @@ impl FileSystem for MemoryFileSystem {
         _: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        let given = self.frontends.names(cx.origin);
+        let given = self.frontends.name_lifetime(cx.origin);
         self.change_names(cx, || Ok((self.create(cx, given, parent, name, &node)?, [parent])))
     }
 
@@ -537,7 +537,7 @@ impl FileSystem for MemoryFileSystem {
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let frontends = &self.frontends;
-        let given = frontends.lists_entries().then(|| frontends.names(cx.origin));
+        let given = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
         self.access(cx, dir.ino, || self.readdir(given, dir, from, out))
     }
 
@@ -552,9 +552,9 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
-        let used = self.pool.quota.used();
+        let used = self.pool.quota.used_count();
         let blocks = self.pool.quota.limit().unwrap_or(used + UNLIMITED_PAGES);
-        let inodes = self.inodes.used();
+        let inodes = self.inodes.used_count();
         let files = self.inodes.limit().unwrap_or(inodes + UNLIMITED_INODES);
         // The counters change while they are read, so the difference may be negative.
         let free = blocks.saturating_sub(used);
@@ -573,8 +573,8 @@ impl FileSystem for MemoryFileSystem {
     fn figures(&self) -> Vec<Figure> {
         let pages = |name, pages: u64| Figure::bytes(name, pages * PAGE as u64);
         let mut figures = vec![
-            Figure::count("inodes", self.inodes.used()),
-            pages("space_used", self.pool.quota.used()),
+            Figure::count("inodes", self.inodes.used_count()),
+            pages("space_used", self.pool.quota.used_count()),
             // Freed pages that wait for the next use.
             pages("memory_kept", self.pool.free_pages() as u64),
         ];

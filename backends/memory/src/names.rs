@@ -56,7 +56,7 @@ impl MemoryFileSystem {
                 None => return Ok(PathResolution::Missing { open_to_all }),
             }
         }
-        let attr = self.attr(&inode, self.frontends.attributes_told());
+        let attr = self.attr(&inode, self.frontends.reply_attribute_lifetime());
         Ok(PathResolution::Inode { ino: Ino(inode.ino), attr, open_to_all })
     }
 
@@ -76,7 +76,7 @@ impl MemoryFileSystem {
         node: &NewNode<'_>,
         target: Option<&[u8]>,
     ) -> Result<Entry> {
-        let given = self.frontends.names(cx.origin);
+        let given = self.frontends.name_lifetime(cx.origin);
         self.change_names(cx, || {
             let dir = self.table.get(parent.0)?;
             let mut names = write(&dir.dir()?.names);
@@ -106,7 +106,7 @@ impl MemoryFileSystem {
         names.reserve(name)?;
         self.table.insert(Arc::clone(&inode));
         names.insert(name, inode.clone());
-        names_changed(dir, names, i32::from(is_dir), inode.btime);
+        record_name_change(dir, names, i32::from(is_dir), inode.btime);
         Ok(inode)
     }
 
@@ -190,7 +190,7 @@ impl MemoryFileSystem {
         meta.ctime = now;
         drop(meta);
         names.insert(name, Arc::clone(&inode));
-        names_changed(&dir, &names, 0, now);
+        record_name_change(&dir, &names, 0, now);
         drop(names);
         Ok(self.entry(&inode, given))
     }
@@ -205,7 +205,7 @@ impl MemoryFileSystem {
         }
         let now = self.clock.exact();
         names.remove(name);
-        names_changed(&dir, &names, 0, now);
+        record_name_change(&dir, &names, 0, now);
         drop(names);
         self.drop_link(&inode, now);
         Ok(Ino(inode.ino))
@@ -219,7 +219,7 @@ impl MemoryFileSystem {
         write(&inode.dir()?.names).kill()?;
         let now = self.clock.exact();
         names.remove(name);
-        names_changed(&dir, &names, -1, now);
+        record_name_change(&dir, &names, -1, now);
         drop(names);
         self.drop_link(&inode, now);
         Ok(Ino(inode.ino))
@@ -263,7 +263,7 @@ impl MemoryFileSystem {
         let inode = self.new_inode(cx, &dir, node, None, refs)?;
         inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
-        let given = self.frontends.names(cx.origin);
+        let given = self.frontends.name_lifetime(cx.origin);
         Ok((self.entry(&inode, given), self.make_open_reply(&inode)))
     }
 
@@ -313,11 +313,16 @@ pub(crate) fn check_openable(inode: &MemoryInode, flags: OpenFlags) -> Result<()
 }
 
 /// Updates the attributes of `dir` after a change of its names. Called under their lock.
-pub(crate) fn names_changed(dir: &MemoryInode, names: &DirEntries, subdirs: i32, now: Timestamp) {
+pub(crate) fn record_name_change(
+    dir: &MemoryInode,
+    names: &DirEntries,
+    subdirs: i32,
+    now: Timestamp,
+) {
     dir.size.store(names.len() as u64 * ENTRY_SIZE, Ordering::Relaxed);
     let mut meta = dir.change_meta();
     meta.nlink = meta.nlink.saturating_add_signed(subdirs);
-    meta.modified(now);
+    meta.set_modified(now);
 }
 
 /// The attributes of a new inode in the directory `dir`.

@@ -249,7 +249,11 @@ mod tests {
         assert_eq!(figures["memory_kept"], 15 * PAGE as u64);
         assert!(figures["space_limit"] > PAGE as u64 && figures["inodes_limit"] > 2);
         fs.lifecycle().unwrap().memory_pressure();
-        assert_eq!((fs.pool.free_pages(), fs.pool.quota.used()), (0, 1), "the file has its page");
+        assert_eq!(
+            (fs.pool.free_pages(), fs.pool.quota.used_count()),
+            (0, 1),
+            "the file has its page"
+        );
     }
 
     #[test]
@@ -276,7 +280,7 @@ mod tests {
             pool.give_back(page);
         });
         assert_eq!(gone, [1, 63, 64, 200]);
-        assert_eq!((map.len(), pool.quota.used()), (2, 2));
+        assert_eq!((map.len(), pool.quota.used_count()), (2, 2));
         assert!(map.get(0).is_some() && map.get(64).is_none());
     }
 

@@ -9,7 +9,7 @@ use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Resul
 use crate::MemoryFileSystem;
 use crate::dir::DirEntries;
 use crate::inode::{InodeRefs, LINK_MAX, MemoryInode};
-use crate::names::names_changed;
+use crate::names::record_name_change;
 use crate::sync::{lock, write};
 
 /// Source or target of a rename.
@@ -80,9 +80,9 @@ impl MemoryFileSystem {
         flags: RenameFlags,
     ) -> Result<(Ino, Ino)> {
         names.from().check_alive()?;
-        names.to().check_alive()?;
+        names.target_mut().check_alive()?;
         let source = names.from().find(from.name)?;
-        let target = names.to().get(to.name).map(Arc::clone);
+        let target = names.target_mut().get(to.name).map(Arc::clone);
         let exchange = flags.has(RenameFlags::EXCHANGE);
         if flags.has(RenameFlags::NOREPLACE) && target.is_some() {
             return Err(Errno::EEXIST);
@@ -122,12 +122,12 @@ impl MemoryFileSystem {
             return Err(Errno::EMLINK);
         }
         if target.is_none() {
-            names.to().reserve(to.name)?;
+            names.target_mut().reserve(to.name)?;
         }
         let whiteout = flags.has(RenameFlags::WHITEOUT);
-        let whiteout = match whiteout.then(|| self.whiteout(cx, from.dir)).transpose() {
+        let whiteout = match whiteout.then(|| self.create_whiteout(cx, from.dir)).transpose() {
             Err(errno) if target.is_none() => {
-                names.to().unreserve(to.name);
+                names.target_mut().unreserve(to.name);
                 return Err(errno);
             }
             whiteout => whiteout?,
@@ -139,7 +139,7 @@ impl MemoryFileSystem {
             return Err(errno);
         }
         let now = self.clock.exact();
-        names.to().insert(to.name, Arc::clone(source));
+        names.target_mut().insert(to.name, Arc::clone(source));
         match whiteout {
             Some(node) => {
                 self.table.insert(Arc::clone(&node));
@@ -151,11 +151,11 @@ impl MemoryFileSystem {
         }
         let moved = i32::from(source.is_dir());
         if across {
-            names_changed(from.dir, names.from(), -moved, now);
-            names_changed(to.dir, names.to(), moved - i32::from(replaces_dir), now);
+            record_name_change(from.dir, names.from(), -moved, now);
+            record_name_change(to.dir, names.target_mut(), moved - i32::from(replaces_dir), now);
             set_parent(source, to.dir);
         } else {
-            names_changed(to.dir, names.to(), -i32::from(replaces_dir), now);
+            record_name_change(to.dir, names.target_mut(), -i32::from(replaces_dir), now);
         }
         source.change_meta().ctime = now;
         if let Some(target) = target {
@@ -173,13 +173,13 @@ impl MemoryFileSystem {
         target: &Arc<MemoryInode>,
     ) -> Result<()> {
         let now = self.clock.exact();
-        names.to().insert(to.name, Arc::clone(source));
+        names.target_mut().insert(to.name, Arc::clone(source));
         names.from().insert(from.name, Arc::clone(target));
         let across = from.dir.ino != to.dir.ino;
         let moved =
             if across { i32::from(source.is_dir()) - i32::from(target.is_dir()) } else { 0 };
-        names_changed(from.dir, names.from(), -moved, now);
-        names_changed(to.dir, names.to(), moved, now);
+        record_name_change(from.dir, names.from(), -moved, now);
+        record_name_change(to.dir, names.target_mut(), moved, now);
         set_parent(source, to.dir);
         set_parent(target, from.dir);
         source.change_meta().ctime = now;
@@ -188,7 +188,7 @@ impl MemoryFileSystem {
     }
 
     /// Creates a whiteout, the mark of overlayfs for a deleted name: the character device 0/0.
-    fn whiteout(&self, cx: &Context<'_>, dir: &MemoryInode) -> Result<Arc<MemoryInode>> {
+    fn create_whiteout(&self, cx: &Context<'_>, dir: &MemoryInode) -> Result<Arc<MemoryInode>> {
         let node = NewNode::new(FileKind::CharDevice, 0, cx.caller);
         self.new_inode(cx, dir, &node, None, InodeRefs { lookups: 0, opens: 0, names: 1 })
     }
@@ -207,7 +207,7 @@ impl RenameEntries<'_> {
         }
     }
 
-    fn to(&mut self) -> &mut DirEntries {
+    fn target_mut(&mut self) -> &mut DirEntries {
         match self {
             RenameEntries::One(names) | RenameEntries::Two(_, names) => names,
         }

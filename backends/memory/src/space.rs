@@ -86,11 +86,11 @@ mod tests {
         for charge in &mut charges {
             charge.set(1500).unwrap();
         }
-        assert_eq!(pool.quota.used(), 1);
+        assert_eq!(pool.quota.used_count(), 1);
         assert_eq!(charges[0].set(1500 + 2193), Err(Errno::ENOSPC));
         assert_eq!(charges[0].bytes(), 1500, "what fails changes nothing");
         charges[0].set(1500 + 2191).unwrap();
         charges.truncate(1);
-        assert_eq!(pool.quota.used(), 0);
+        assert_eq!(pool.quota.used_count(), 0);
     }
 }

@@ -41,7 +41,7 @@ impl SpaceQuota {
         debug_assert!(before >= count, "more was given back than taken");
     }
 
-    pub fn used(&self) -> u64 {
+    pub fn used_count(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 

@@ -40,7 +40,7 @@ impl MemoryInodeTable {
     }
 
     /// The inodes that some frontend knows.
-    pub fn looked_up(&self) -> Vec<Ino> {
+    pub fn list_known(&self) -> Vec<Ino> {
         let mut known = Vec::new();
         for shard in &self.shards {
             let shard = read(shard);

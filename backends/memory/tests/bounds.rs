@@ -16,7 +16,7 @@ const KEEP: u32 = Fallocate::KEEP_SIZE;
 struct PendingInterrupt(AtomicU64);
 
 impl InterruptCheck for PendingInterrupt {
-    fn interrupted(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed);
         true
     }

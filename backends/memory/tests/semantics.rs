@@ -142,7 +142,7 @@ fn names_that_stay_are_listed_once_while_others_come_and_go() {
     }
     let mut listing = DirLister { entries: true, ..DirLister::default() };
     let mut round = 0;
-    while listing.more(&fs, Ino::ROOT, 7) > 0 {
+    while listing.list_more(&fs, Ino::ROOT, 7) > 0 {
         if round < 100 {
             fs.unlink(&root(), Ino::ROOT, name(&format!("go{}", 99 - round))).unwrap();
             if round < 50 {
@@ -173,7 +173,7 @@ fn a_listing_ends_while_names_come_and_are_renamed() {
     let fh = fs.opendir(&root(), Ino::ROOT, OpenFlags::default()).unwrap().fh;
     let mut listing = DirLister { fh, ..DirLister::default() };
     let mut rounds = 0;
-    while listing.more(&fs, Ino::ROOT, 1) > 0 {
+    while listing.list_more(&fs, Ino::ROOT, 1) > 0 {
         rename(&fs, (Ino::ROOT, "to"), (Ino::ROOT, "fro"), 0).unwrap();
         rename(&fs, (Ino::ROOT, "fro"), (below, "away"), 0).unwrap();
         rename(&fs, (below, "away"), (Ino::ROOT, "to"), 0).unwrap();
@@ -184,7 +184,7 @@ fn a_listing_ends_while_names_come_and_are_renamed() {
     assert_eq!(listing.names.iter().filter(|name| name.starts_with("stay")).count(), 100);
     // A rewound listing shows the current names, rewinddir(3).
     let mut again = DirLister { fh, ..DirLister::default() };
-    while again.more(&fs, Ino::ROOT, 7) > 0 {}
+    while again.list_more(&fs, Ino::ROOT, 7) > 0 {}
     assert_eq!(again.names.len(), 2 + 100 + 2 + rounds);
     fs.releasedir(&root(), File { ino: Ino::ROOT, fh }).unwrap();
 }
@@ -358,9 +358,9 @@ fn the_last_close_of_a_file_drops_every_lock_on_it() {
 fn a_second_frontend_ends_the_validity_of_answers_for_those_that_are_not_told_of_changes() {
     let (fs, second) = (memory(None, None), Origin::new());
     let valid_for = |cx: Context<'_>| fs.getattr(&cx, Ino::ROOT, None).unwrap().valid_for;
-    fs.attached(Origin::new(), std::sync::Arc::new(NoNotify));
+    fs.attach(Origin::new(), std::sync::Arc::new(NoNotify));
     assert!(valid_for(root()).as_secs() >= 3600);
-    fs.attached(second, std::sync::Arc::new(NoNotify));
+    fs.attach(second, std::sync::Arc::new(NoNotify));
     assert_eq!(valid_for(root()).as_secs(), 0);
     assert!(valid_for(root().from_origin(second)).as_secs() >= 3600);
 }
@@ -405,7 +405,7 @@ fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
                 let mut listing = DirLister { entries: true, ..DirLister::default() };
-                while listing.more(fs, Ino::ROOT, 3) > 0 {}
+                while listing.list_more(fs, Ino::ROOT, 3) > 0 {}
             }
         });
         for mover in movers {
@@ -418,7 +418,7 @@ fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
     while let Some(at) = pending.pop() {
         inodes += 1;
         let mut listing = DirLister { entries: true, ..DirLister::default() };
-        listing.more(&fs, at, 100);
+        listing.list_more(&fs, at, 100);
         let subdirs = listing.inos.iter().flatten();
         pending.extend(subdirs.clone());
         let nlink = fs.getattr(&root(), at, None).unwrap().nlink as usize;

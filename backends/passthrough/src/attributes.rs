@@ -8,7 +8,7 @@ use defuse_fs::{
 };
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
-use crate::creds::{CreateCredentials, as_decided, become_owner, keep_suidgid};
+use crate::creds::{CreateCredentials, become_owner, keep_suidgid, run_as_decided};
 use crate::inode::LowerInode;
 use crate::lower::{OrErrno, ProcPath, StatxResult};
 use crate::open_files::LowerOpenFile;
@@ -33,8 +33,8 @@ impl Passthrough {
     pub(crate) fn getattr(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let inode = self.inodes.get(ino)?;
         let stat = match fh.and_then(|fh| self.files.get(fh).ok()) {
-            Some(open) => StatxResult::of(open.fd.as_fd())?,
-            None => StatxResult::of(self.fd(&inode)?.as_fd())?,
+            Some(open) => StatxResult::read(open.fd.as_fd())?,
+            None => StatxResult::read(self.fd(&inode)?.as_fd())?,
         };
         self.attributes_of(&inode, &stat)
     }
@@ -75,7 +75,7 @@ impl Passthrough {
             // group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
-            as_decided(how, || target.chown(uid, gid))?;
+            run_as_decided(how, || target.chown(uid, gid))?;
         }
         if let Some(size) = set.size {
             let _guard = keep_suidgid(!set.kill_suidgid, how);
@@ -91,12 +91,12 @@ impl Passthrough {
                 last_access: timespec(set.atime),
                 last_modification: timespec(set.mtime),
             };
-            as_decided(how, || target.utimens(&times))?;
+            run_as_decided(how, || target.utimens(&times))?;
         }
         if set.unanswered {
-            return Ok(Attr::of_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
+            return Ok(Attr::for_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
         }
-        self.attributes_of(&inode, &StatxResult::of(fd)?)
+        self.attributes_of(&inode, &StatxResult::read(fd)?)
     }
 
     fn change_size(
@@ -135,8 +135,8 @@ impl Passthrough {
         room: usize,
     ) -> Result<Xattr> {
         // Before anything else: after ENOSYS the kernel sends no further requests.
-        self.must_have(name.as_bytes())?;
-        if hidden(cx, name.as_bytes()) {
+        self.check_namespace(name.as_bytes())?;
+        if is_hidden(cx, name.as_bytes()) {
             return Err(Errno::ENODATA);
         }
         let capability = name.as_bytes() == CAPABILITY;
@@ -155,7 +155,7 @@ impl Passthrough {
     }
 
     pub(crate) fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
-        self.must_have(b"")?;
+        self.check_namespace(b"")?;
         self.with_path(ino, |path| {
             let length = || rustix::fs::listxattr_query(path.as_c_str());
             let list = |buf: &mut [u8]| rustix::fs::listxattr(path.as_c_str(), buf);
@@ -179,8 +179,8 @@ impl Passthrough {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        self.must_have(name.as_bytes())?;
-        if hidden(cx, name.as_bytes()) {
+        self.check_namespace(name.as_bytes())?;
+        if is_hidden(cx, name.as_bytes()) {
             return Err(Errno::EPERM);
         }
         let how = self.options.credentials;
@@ -202,7 +202,7 @@ impl Passthrough {
             self.inodes.get(ino)?.without_capability.end();
         }
         self.with_path(ino, |path| {
-            as_decided(how, || {
+            run_as_decided(how, || {
                 rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
             })
         })
@@ -214,19 +214,19 @@ impl Passthrough {
         ino: Ino,
         name: XattrName<'_>,
     ) -> Result<()> {
-        self.must_have(name.as_bytes())?;
-        if hidden(cx, name.as_bytes()) {
+        self.check_namespace(name.as_bytes())?;
+        if is_hidden(cx, name.as_bytes()) {
             return Err(Errno::EPERM);
         }
         self.with_path(ino, |path| {
-            as_decided(self.options.credentials, || {
+            run_as_decided(self.options.credentials, || {
                 rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno()
             })
         })
     }
 
     /// Fails if attributes of this name do not exist: with `ENOSYS` if none does.
-    fn must_have(&self, name: &[u8]) -> Result<()> {
+    fn check_namespace(&self, name: &[u8]) -> Result<()> {
         match (self.options.xattrs, self.options.has_acls()) {
             (true, _) => Ok(()),
             (false, true) if name.starts_with(ACCESS_LISTS) => Ok(()),
@@ -243,7 +243,7 @@ impl Passthrough {
 }
 
 /// Names in `trusted.` are for privileged callers. The daemon is privileged, its caller may not be.
-fn hidden(cx: &Context<'_>, name: &[u8]) -> bool {
+fn is_hidden(cx: &Context<'_>, name: &[u8]) -> bool {
     cx.caller.uid != 0 && name.starts_with(TRUSTED)
 }
 
@@ -314,8 +314,8 @@ impl AttributeTarget<'_> {
 fn set_mode(target: AttributeTarget<'_>, perm: u32, how: CredentialsPolicy) -> Result<()> {
     let change = || target.chmod(perm);
     match change() {
-        Err(Errno::EPERM) if perm & 0o6000 & !StatxResult::of(target.fd)?.perm() == 0 => {
-            as_decided(how, change)
+        Err(Errno::EPERM) if perm & 0o6000 & !StatxResult::read(target.fd)?.perm() == 0 => {
+            run_as_decided(how, change)
         }
         other => other,
     }

@@ -46,27 +46,27 @@ impl Passthrough {
     /// Counts a lookup of the inode with this identity, if it is known.
     pub(crate) fn acquire(&self, key: &InodeKey) -> Option<Ino> {
         let ino = self.inodes.acquire(key)?;
-        self.outlives_open_file(ino);
+        self.give_own_descriptor(ino);
         Some(ino)
     }
 
     /// The inode that was added, or one that was known.
-    pub(crate) fn added(&self, (ino, is_new): (Ino, bool)) -> Ino {
+    pub(crate) fn keep_added(&self, (ino, is_new): (Ino, bool)) -> Ino {
         if !is_new {
-            self.outlives_open_file(ino);
+            self.give_own_descriptor(ino);
         }
         ino
     }
 
     /// Before `file` is closed.
-    pub(crate) fn closes(&self, file: File, last: Option<LastRelease>) {
+    pub(crate) fn prepare_close(&self, file: File, last: Option<LastRelease>) {
         if last.is_none() {
-            self.outlives_open_file(file.ino);
+            self.give_own_descriptor(file.ino);
         }
     }
 
     /// Gives an inode a descriptor of its own, if it has only the descriptor of an open file.
-    fn outlives_open_file(&self, ino: Ino) {
+    fn give_own_descriptor(&self, ino: Ino) {
         if !self.gives_descriptors() {
             return;
         }
@@ -78,7 +78,7 @@ impl Passthrough {
         let Some(fd) = inode.pin.load_full() else { return };
         let Ok(path) = self.path_of(fd.as_fd()) else { return };
         if inode.has_borrowed_pin.swap(false, Ordering::Relaxed) {
-            inode.change_pin(fd, Arc::new(self.placed(path)));
+            inode.change_pin(fd, Arc::new(self.place_descriptor(path)));
         }
     }
 }

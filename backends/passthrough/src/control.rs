@@ -73,7 +73,7 @@ impl Passthrough {
             let mut now = [0; IOCTL_BYTES];
             sys::ioctl(fd, get, &mut now)?;
             let changed = word(&now) ^ word(input);
-            if StatxResult::of(fd)?.uid() != cx.caller.uid || changed & guarded != 0 {
+            if StatxResult::read(fd)?.uid() != cx.caller.uid || changed & guarded != 0 {
                 return Err(Errno::EPERM);
             }
         }

@@ -48,7 +48,7 @@ pub(crate) struct CreateCredentials {
 }
 
 impl CreateCredentials {
-    pub(crate) fn of(node: &NewNode<'_>) -> Self {
+    pub(crate) fn from_node(node: &NewNode<'_>) -> Self {
         CreateCredentials {
             uid: node.uid,
             gid: node.gid,
@@ -133,7 +133,10 @@ pub(crate) fn act_as(caller: Caller, how: CredentialsPolicy) {
 /// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM`. The frontend has
 /// decided that the caller may do it. The caller may have that capability over the file without
 /// being its owner (root of a user namespace), or the change may not require ownership.
-pub(crate) fn as_decided<T>(how: CredentialsPolicy, change: impl Fn() -> Result<T>) -> Result<T> {
+pub(crate) fn run_as_decided<T>(
+    how: CredentialsPolicy,
+    change: impl Fn() -> Result<T>,
+) -> Result<T> {
     match change() {
         Err(Errno::EPERM) if how == CredentialsPolicy::Sticky => {
             let raised = with_thread(|thread| Ok(thread.raise(CapabilitySet::FOWNER)));
@@ -198,7 +201,7 @@ pub(crate) fn as_owner<T>(
     make: impl Fn(rustix::fs::Mode) -> Result<T>,
 ) -> Result<T> {
     let mode = |perm: u32| rustix::fs::Mode::from_raw_mode(perm & 0o7777);
-    let _guard = become_owner(CreateCredentials::of(node), how)?;
+    let _guard = become_owner(CreateCredentials::from_node(node), how)?;
     let masked = match how {
         // The kernel applies the umask of the thread.
         CredentialsPolicy::Sticky | CredentialsPolicy::Callers(_) => node.perm,

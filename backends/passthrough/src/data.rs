@@ -11,7 +11,7 @@ use defuse_fs::{
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::FdFlags;
 
-use crate::creds::{as_decided, keep_suidgid};
+use crate::creds::{keep_suidgid, run_as_decided};
 use crate::handle::is_made_up;
 use crate::inode::LowerInode;
 use crate::lower::OrErrno;
@@ -50,11 +50,11 @@ impl Passthrough {
         };
         let own = if self.gives_descriptors() { OpenFlags::NONBLOCK } else { 0 };
         OFlags::from_bits_retain(access | flags.0 & (PASSED_ON | own) & !self.ignored_flags())
-            | self.added_flags()
+            | self.extra_flags()
     }
 
     /// Flags that are added whenever a file or directory is opened.
-    pub(crate) fn added_flags(&self) -> OFlags {
+    pub(crate) fn extra_flags(&self) -> OFlags {
         if self.opens_without_atime { OFlags::NOATIME } else { OFlags::empty() }
     }
 
@@ -88,7 +88,7 @@ impl Passthrough {
             let (first, is_backed) = (None, true);
             let file =
                 OpenDescriptors { own: fd, first, is_backed, has_no_size: false, appends: false };
-            return self.opened(inode.key.mount, file, args.flags);
+            return self.add_open_file(inode.key.mount, file, args.flags);
         }
         let access = OFlags::from_bits_retain(args.flags.0 & 3);
         let (fd, appends) = match self.open_without_atime(&inode, flags) {
@@ -110,7 +110,11 @@ impl Passthrough {
         let is_cached = !appends && !has_no_size;
         let is_backed = inode.kind == FileKind::Regular && !keeps_bits && is_cached;
         let file = self.divide((fd, OFlags::CLOEXEC), args.flags, is_backed);
-        self.opened(inode.key.mount, OpenDescriptors { appends, has_no_size, ..file }, args.flags)
+        self.add_open_file(
+            inode.key.mount,
+            OpenDescriptors { appends, has_no_size, ..file },
+            args.flags,
+        )
     }
 
     /// True for a file that can be read though its size is 0, as most are in /proc, or whose size is a guess, as in sysfs.
@@ -129,8 +133,8 @@ impl Passthrough {
         if !flags.contains(OFlags::NOATIME) {
             return self.open_inode(inode, flags);
         }
-        match as_decided(self.options.credentials, || self.open_inode(inode, flags)) {
-            Err(Errno::EPERM) => self.open_inode(inode, flags - self.added_flags()),
+        match run_as_decided(self.options.credentials, || self.open_inode(inode, flags)) {
+            Err(Errno::EPERM) => self.open_inode(inode, flags - self.extra_flags()),
             other => other,
         }
     }
@@ -192,7 +196,7 @@ impl Passthrough {
     /// that takes the name of a file at this moment, nor open a device.
     pub(crate) fn opens_by_name(&self, flags: OpenFlags) -> bool {
         self.gives_descriptors()
-            && self.added_flags().is_empty()
+            && self.extra_flags().is_empty()
             && flags.0 & (3 | OpenFlags::TRUNC) == 0
     }
 
@@ -231,13 +235,13 @@ impl Passthrough {
             Some(own) => (own, Some(Arc::new(fd))),
             // Without a free number, the file has this one alone.
             None if gives => (fd, None),
-            None => (self.placed(fd), None),
+            None => (self.place_descriptor(fd), None),
         };
         OpenDescriptors { own: Arc::new(own), first, is_backed, has_no_size: false, appends: false }
     }
 
     /// Adds an open regular file to the table.
-    pub(crate) fn opened(
+    pub(crate) fn add_open_file(
         &self,
         mount: u32,
         file: OpenDescriptors,
@@ -257,7 +261,7 @@ impl Passthrough {
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
-        let mut flags = self.lower_flags(flags) - self.added_flags();
+        let mut flags = self.lower_flags(flags) - self.extra_flags();
         flags.set(OFlags::APPEND, appends || flags.contains(OFlags::APPEND));
         let ignored = if appends { 0 } else { self.ignored_flags() };
         let fh = self.files.insert(LowerOpenFile::file(fd, flags, ignored, local))?;

@@ -121,7 +121,7 @@ impl Listed<'_> {
         let f_type = self.served.mounts.get(self.inode.key.mount)?.f_type;
         let first = Dirent::parse(beginning).ok_or(Errno::EIO)?;
         let second = || Dirent::parse(beginning.get(first.len..)?);
-        Positions::of(f_type, first.next, |position| match second() {
+        Positions::detect(f_type, first.next, |position| match second() {
             Some(second) => self.is_at(position, second.name),
             None => Ok(false),
         })
@@ -177,8 +177,8 @@ impl Passthrough {
         if inode.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let fd = self.open_without_atime(&inode, OFlags::DIRECTORY | self.added_flags())?;
-        let fd = Arc::new(self.placed(fd));
+        let fd = self.open_without_atime(&inode, OFlags::DIRECTORY | self.extra_flags())?;
+        let fd = Arc::new(self.place_descriptor(fd));
         // It also serves what comes next: the attributes of the directory, and its names.
         if !inode.is_pinned() {
             self.cache_of(&inode).lend(&inode, &fd);
@@ -236,7 +236,7 @@ impl Passthrough {
         let kind = match entry.kind() {
             Some(kind) => kind,
             None if entry.is_dot() => FileKind::Directory,
-            None => StatxResult::at(dir, entry.name).and_then(|stat| stat.kind()).ok()?,
+            None => StatxResult::read_at(dir, entry.name).and_then(|stat| stat.kind()).ok()?,
         };
         let ino = distinct_ino(entry.ino, inode.key.mount);
         let item = DirItem { ino, next: entry.next, kind, name: entry.name };

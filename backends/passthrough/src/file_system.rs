@@ -52,12 +52,12 @@ impl Lifecycle for Passthrough {
     fn memory_pressure(&self) {
         self.recent.clear();
         self.cache.shrink(usize::MAX);
-        if let Some(cache) = self.foreign.made_cache() {
+        if let Some(cache) = self.foreign.existing_cache() {
             cache.shrink(usize::MAX);
         }
     }
 
-    fn without_privileges(&self) {
+    fn prepare_privilege_drop(&self) {
         self.keep_descriptors();
     }
 }
@@ -96,11 +96,11 @@ impl FileSystem for Passthrough {
         }
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         self.pruning.attach(origin, notify);
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         self.pruning.detach(origin);
         Ok(())
     }
@@ -184,7 +184,7 @@ impl FileSystem for Passthrough {
         flags: RenameFlags,
     ) -> Result<()> {
         self.act_as(cx);
-        let moved = self.known_by_names([from, to]);
+        let moved = self.find_known([from, to]);
         let [old, new] = moved.map(|ino| ino.unwrap_or(from.0));
         let inodes = [from.0, to.0, old, new];
         self.with_numbers_of((&inodes, false), || self.rename(cx, from, to, flags))
@@ -299,7 +299,7 @@ impl FileSystem for Passthrough {
     }
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        self.closes(file, args.last);
+        self.prepare_close(file, args.last);
         let open = self.close_file(file)?;
         if args.flock_owner.is_some() && self.forwards_locks() && !self.is_inherited() {
             self.drop_flock(open.fd.as_fd());

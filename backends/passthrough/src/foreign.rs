@@ -56,10 +56,10 @@ struct AbsentName {
 impl AbsentName {
     /// The name, if the directory does not have it now either. A kernel that forgets a name which was made meanwhile detaches what is
     /// mounted there.
-    fn still(self) -> Option<(Ino, Box<[u8]>)> {
+    fn check_again(self) -> Option<(Ino, Box<[u8]>)> {
         let dir = self.dir.upgrade()?;
         let pin = dir.pin.load_full()?;
-        let is_absent = matches!(StatxResult::at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
+        let is_absent = matches!(StatxResult::read_at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
         is_absent.then(|| (dir.ino(), self.name))
     }
 }
@@ -116,7 +116,7 @@ impl ForeignMounts {
     }
 
     /// The cache of descriptors, if it exists.
-    pub(crate) fn made_cache(&self) -> Option<&FdCache> {
+    pub(crate) fn existing_cache(&self) -> Option<&FdCache> {
         self.0.cache.get()
     }
 
@@ -251,7 +251,7 @@ impl ForeignDescriptors {
             pinned.iter().rev().filter_map(Weak::upgrade).map(|inode| inode.ino()).collect();
         drop(pinned);
         let absent = std::mem::take(&mut *lock(&self.absent));
-        let absent: Vec<_> = absent.into_iter().filter_map(AbsentName::still).collect();
+        let absent: Vec<_> = absent.into_iter().filter_map(AbsentName::check_again).collect();
         if !inodes.is_empty() {
             self.pruning.ask_for(&absent, &inodes);
         }
@@ -359,7 +359,7 @@ impl Passthrough {
 
     /// Keeps `fd`, the root of a foreign mount, for a while.
     pub(crate) fn keep_root(&self, mount: u32, fd: OwnedFd) {
-        self.foreign.set_root(mount, Arc::new(self.placed(fd)));
+        self.foreign.set_root(mount, Arc::new(self.place_descriptor(fd)));
     }
 
     /// The root of a mount, open for reading. Fails with `ESTALE` if the mount is no longer where it was found.
@@ -381,7 +381,7 @@ impl Passthrough {
             }
             root.place.clone().ok_or(Errno::ESTALE)?
         };
-        let fd = Arc::new(self.placed(self.open_root(place, mount.id)?));
+        let fd = Arc::new(self.place_descriptor(self.open_root(place, mount.id)?));
         self.foreign.set_root(index, Arc::clone(&fd));
         Ok(RootFd::Shared(fd))
     }
@@ -392,7 +392,7 @@ impl Passthrough {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&dir, &*place.name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        match StatxResult::of(fd.as_fd())?.mount_id() == id {
+        match StatxResult::read(fd.as_fd())?.mount_id() == id {
             true => Ok(fd),
             false => Err(Errno::ESTALE),
         }

@@ -108,7 +108,7 @@ impl Passthrough {
         }
         let found = sys::open_by_handle(root, handle, (OFlags::PATH | OFlags::CLOEXEC).bits())?;
         let found_handle = sys::name_to_handle(found.as_fd(), c"")?;
-        let stat = StatxResult::of(found.as_fd())?;
+        let stat = StatxResult::read(found.as_fd())?;
         let key = mount.key(inode.key.mount, &stat, Some(&found_handle));
         if found_handle != *handle || key != Some(inode.key) {
             return Err(Errno::ESTALE);
@@ -117,7 +117,7 @@ impl Passthrough {
             return Ok(found);
         }
         // The next one gets the lowest number, which a program may be given.
-        let found = self.placed(found);
+        let found = self.place_descriptor(found);
         let path = ProcPath::new(found.as_fd());
         rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty()).or_errno()
     }

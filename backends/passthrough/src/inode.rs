@@ -199,7 +199,7 @@ impl InodeTable {
         if ino == Ino::ROOT {
             return Ok(Arc::clone(&self.root));
         }
-        let place = SlabIndex::of(ino.0);
+        let place = SlabIndex::from_number(ino.0);
         self.read(place.shard).slab.get(place).cloned().ok_or(Errno::ESTALE)
     }
 
@@ -229,7 +229,7 @@ impl InodeTable {
     /// Counts a lookup of the inode with this number, if it is known.
     pub(crate) fn acquire_number(&self, ino: Ino) -> Option<Ino> {
         if ino != Ino::ROOT {
-            let place = SlabIndex::of(ino.0);
+            let place = SlabIndex::from_number(ino.0);
             let shard = self.read(place.shard);
             // Under the shared lock, as in `acquire`.
             shard.slab.get(place)?.lookups.fetch_add(1, Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl InodeTable {
             return Ok((ino, false));
         }
         if let Some(predecessor) = known {
-            shard.unhash(hash, SlabIndex::of(predecessor.number).slot);
+            shard.unhash(hash, SlabIndex::from_number(predecessor.number).slot);
         }
         let mut inode = LowerInode::new(key, kind, way, pin);
         inode.key_is_unique = AtomicBool::new(key_is_unique);
@@ -280,7 +280,7 @@ impl InodeTable {
             })
             .ok_or(Errno::ENFILE)?;
         let hash_of =
-            |slot: &u32| slab.at(*slot).map_or(0, |inode| self.hasher.hash_one(inode.key));
+            |slot: &u32| slab.get_used(*slot).map_or(0, |inode| self.hasher.hash_one(inode.key));
         by_key.insert_unique(hash, slot, hash_of);
         self.pinned.fetch_add(pinned, Ordering::Relaxed);
         if kind != FileKind::Directory {
@@ -294,7 +294,7 @@ impl InodeTable {
         if ino == Ino::ROOT {
             return None;
         }
-        let place = SlabIndex::of(ino.0);
+        let place = SlabIndex::from_number(ino.0);
         {
             let shard = self.read(place.shard);
             let count = &shard.slab.get(place)?.lookups;
@@ -325,7 +325,7 @@ impl InodeTable {
     /// Removes the identity of `inode`, which is gone, so that a successor can have it. Its number
     /// stays valid until it is forgotten.
     pub(crate) fn unhash(&self, inode: &LowerInode) {
-        let place = SlabIndex::of(inode.number);
+        let place = SlabIndex::from_number(inode.number);
         if inode.ino() != Ino::ROOT {
             let hash = self.hasher.hash_one(inode.key);
             self.write(place.shard).unhash(hash, place.slot);
@@ -336,7 +336,7 @@ impl InodeTable {
     pub(crate) fn pin(&self, inode: &LowerInode, fd: Arc<OwnedFd>) {
         // Under the lock of the shard and only while the inode is in the table, so that `forget`
         // counts every pin that it removes.
-        let place = SlabIndex::of(inode.number);
+        let place = SlabIndex::from_number(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.set_pin(fd) {
             self.pinned.fetch_add(1, Ordering::Relaxed);
@@ -345,7 +345,7 @@ impl InodeTable {
 
     /// Releases the pin of an inode that its handle can find.
     pub(crate) fn unpin(&self, inode: &LowerInode) {
-        let place = SlabIndex::of(inode.number);
+        let place = SlabIndex::from_number(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.pin.swap(None).is_some() {
             self.pinned.fetch_sub(1, Ordering::Relaxed);
@@ -353,7 +353,7 @@ impl InodeTable {
     }
 
     /// All inodes known to frontends.
-    pub(crate) fn all(&self) -> Vec<Arc<LowerInode>> {
+    pub(crate) fn list_all(&self) -> Vec<Arc<LowerInode>> {
         let shards = (0..SHARDS).flat_map(|index| {
             let shard = self.read(index);
             shard.slab.values().cloned().collect::<Vec<_>>()
@@ -367,7 +367,7 @@ impl InodeTable {
     }
 
     /// Number of pins.
-    pub(crate) fn pinned(&self) -> usize {
+    pub(crate) fn pin_count(&self) -> usize {
         self.pinned.load(Ordering::Relaxed)
     }
 
@@ -402,8 +402,8 @@ impl InodeTable {
 }
 
 fn find<'a>(shard: &'a InodeTableShard, hash: u64, key: &InodeKey) -> Option<&'a Arc<LowerInode>> {
-    let same = |slot: &u32| shard.slab.at(*slot).is_some_and(|inode| inode.key == *key);
-    shard.by_key.find(hash, same).and_then(|slot| shard.slab.at(*slot))
+    let same = |slot: &u32| shard.slab.get_used(*slot).is_some_and(|inode| inode.key == *key);
+    shard.by_key.find(hash, same).and_then(|slot| shard.slab.get_used(*slot))
 }
 
 #[cfg(test)]
@@ -419,7 +419,7 @@ mod tests {
         InodeKey { ino, birth: 7, mount: 0 }
     }
 
-    fn found(ino: u64, way: ReopenMethod) -> FoundInode {
+    fn make_found(ino: u64, way: ReopenMethod) -> FoundInode {
         let kind = FileKind::Regular;
         FoundInode { key: key(ino), kind, way, pin: None, key_is_unique: true }
     }
@@ -427,8 +427,8 @@ mod tests {
     #[test]
     fn an_inode_stays_until_its_last_lookup_is_given_back() {
         let table = table();
-        let (ino, _) = table.insert(found(2, ReopenMethod::Names)).unwrap();
-        let again = table.insert(found(2, ReopenMethod::Names));
+        let (ino, _) = table.insert(make_found(2, ReopenMethod::Names)).unwrap();
+        let again = table.insert(make_found(2, ReopenMethod::Names));
         assert_eq!(again, Ok((ino, false)));
         assert_eq!(table.acquire(&key(2)), Some(ino));
         assert!(table.forget(ino, 2).is_none());
@@ -445,11 +445,12 @@ mod tests {
         let way = |generation| {
             ReopenMethod::Handle(CompactHandle::new(1, &[2, 0, 0, 0, generation, 0, 0, 0]))
         };
-        let young = |generation| FoundInode { key_is_unique: false, ..found(2, way(generation)) };
+        let young =
+            |generation| FoundInode { key_is_unique: false, ..make_found(2, way(generation)) };
         let (old, _) = table.insert(young(1)).unwrap();
         assert_eq!(table.acquire(&key(2)), None, "the key may lead to a successor");
         assert_eq!(table.insert(young(1)), Ok((old, false)));
-        let (new, is_new) = table.insert(found(2, way(2))).unwrap();
+        let (new, is_new) = table.insert(make_found(2, way(2))).unwrap();
         assert!(is_new && new != old);
         assert_eq!(table.acquire(&key(2)), Some(new));
         assert!(table.get(old).is_ok(), "it stays valid until it is forgotten");
@@ -462,7 +463,7 @@ mod tests {
         let table = table();
         for ino in 1..100_000 {
             let way = ReopenMethod::Handle(CompactHandle::new(1, &[0; 12]));
-            table.insert(found(ino, way)).unwrap();
+            table.insert(make_found(ino, way)).unwrap();
         }
         let (count, bytes) = table.size();
         assert_eq!(count, 100_000);

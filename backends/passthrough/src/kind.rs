@@ -91,7 +91,7 @@ fn defaults(frontend: &FrontendProperties) -> PassthroughOptions {
 }
 
 fn open(rest: &OsStr, options: PassthroughOptions) -> SourceResult<Arc<dyn FileSystem>> {
-    let fs = Passthrough::new(Path::new(rest), options).map_err(SourceOpenError::failed)?;
+    let fs = Passthrough::new(Path::new(rest), options).map_err(SourceOpenError::from_error)?;
     Ok(Arc::new(fs))
 }
 

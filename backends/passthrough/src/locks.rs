@@ -153,7 +153,7 @@ impl Passthrough {
             }
             other => other?,
         };
-        let fd = self.placed(fd);
+        let fd = self.place_descriptor(fd);
         let mut owners = self.locks.owners();
         if owners.fds.is_empty() {
             owners.process = std::process::id();
@@ -297,7 +297,7 @@ impl LockWaiters {
 impl QueuedWait {
     /// Tries once. Returns `None` if the request was answered.
     fn go_on(self) -> Option<Self> {
-        let result = if self.wait.interrupt().interrupted() {
+        let result = if self.wait.interrupt().is_interrupted() {
             Err(Errno::EINTR)
         } else {
             attempt(self.fd.as_fd(), &self.wait.request())

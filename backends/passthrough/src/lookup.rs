@@ -81,7 +81,7 @@ impl Passthrough {
         fd: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<StatxResult> {
-        StatxResult::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
+        StatxResult::read_at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 
     /// Opens `name` in `dir`, which was a regular file just now. All results describe the open file, because the name
@@ -102,7 +102,7 @@ impl Passthrough {
             Err(Errno::EINTR) => return Err(Errno::EINTR),
             Err(_) => return Ok(None),
         };
-        let stat = StatxResult::of(file.as_fd());
+        let stat = StatxResult::read(file.as_fd());
         let Some(stat) = stat.ok().filter(|stat| stat.kind() == Ok(FileKind::Regular)) else {
             return Ok(None);
         };
@@ -120,7 +120,8 @@ impl Passthrough {
     ) -> Result<(Entry, OpenReply)> {
         let (mount, entry) = self.enter_open_fd(dir.key.mount, &file.own, stat)?;
         self.note_place(entry.ino, dir, name);
-        let opened = self.opened(mount, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
+        let opened =
+            self.add_open_file(mount, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
         Ok((entry, opened))
     }
 
@@ -164,7 +165,7 @@ impl Passthrough {
         let tick = ClockTick::now();
         let handle = handle_of(dir, name)?;
         // After the handle: the attributes of a predecessor would let its owner open the inode of the handle.
-        let stat = StatxResult::at(dir, name)?;
+        let stat = StatxResult::read_at(dir, name)?;
         let is_same = handle.names(mount.f_type, stat.ino()) == Some(true);
         if !is_same || stat.mount_id() != mount.id {
             return self.lookup_by_fd(index, dir, name);
@@ -189,7 +190,7 @@ impl Passthrough {
     /// Adds the inode of an `O_PATH` descriptor. Counts a lookup. If `named` is set, the caller
     /// knows its name and records it.
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
-        let stat = StatxResult::of(fd.as_fd())?;
+        let stat = StatxResult::read(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
         let is_unique = self.is_unique(&*self.mounts.get(index)?, &stat, ClockTick::now());
         let kept = match &handle {
@@ -213,7 +214,7 @@ impl Passthrough {
             let way = ReopenMethod::OpenFile(Arc::clone(fd));
             let kind = stat.kind()?;
             let new = FoundInode { key, kind, way, pin: None, key_is_unique: true };
-            let ino = self.added(self.inodes.insert(new)?);
+            let ino = self.keep_added(self.inodes.insert(new)?);
             return Ok((index, self.entry(ino, index, stat)?));
         }
         let (index, handle) = self.identify(likely, fd.as_fd(), stat)?;
@@ -271,9 +272,9 @@ impl Passthrough {
         let (pin, cached) = match kept {
             DescriptorUse::Nothing => (None, None),
             DescriptorUse::Pinned(fd) | DescriptorUse::PinnedYoung(fd) => {
-                (Some(self.placed(fd)), None)
+                (Some(self.place_descriptor(fd)), None)
             }
-            DescriptorUse::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
+            DescriptorUse::Cached(fd) => (None, Some(Arc::new(self.place_descriptor(fd)))),
         };
         let way = handle.map_or(ReopenMethod::Names, ReopenMethod::Handle);
         let new = FoundInode { key, kind: stat.kind()?, way, pin, key_is_unique };
@@ -286,7 +287,7 @@ impl Passthrough {
         if by_descriptor && !inserted.1 {
             return self.entry_by_descriptor(inserted.0);
         }
-        let ino = self.added(inserted);
+        let ino = self.keep_added(inserted);
         if is_young {
             self.note_young(ino);
         }

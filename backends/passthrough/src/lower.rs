@@ -8,7 +8,7 @@ use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
 
 /// Moves a descriptor to a number from `floor` on, if there is a free one.
-pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
+pub(crate) fn move_above(fd: OwnedFd, floor: u32) -> OwnedFd {
     let floor = i32::try_from(floor).unwrap_or(i32::MAX);
     if floor == 0 || fd.as_raw_fd() >= floor {
         return fd;
@@ -19,7 +19,7 @@ pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
 /// Clones the mounts of `dir` and below, with access times disabled, mount_setattr(2). Backing
 /// files are read by the kernel, which uses the flags of the mount and not of our descriptor.
 /// Returns `None` without the privilege, or before Linux 5.12.
-pub(crate) fn without_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
+pub(crate) fn disable_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
     use rustix::mount::{OpenTreeFlags, open_tree};
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -46,13 +46,13 @@ pub(crate) fn is_below(
     const MAX_DEPTH: usize = 1 << 16;
     let same =
         |a: &StatxResult, b: &StatxResult| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
-    let (mut at, mut here) = (None::<OwnedFd>, StatxResult::of(dir)?);
+    let (mut at, mut here) = (None::<OwnedFd>, StatxResult::read(dir)?);
     for _ in 0..MAX_DEPTH {
         if same(&here, root) {
             return Ok(true);
         }
         let above = open_parent(at.as_ref().map_or(dir, |at| at.as_fd()))?;
-        let stat = StatxResult::of(above.as_fd())?;
+        let stat = StatxResult::read(above.as_fd())?;
         if same(&stat, &here) {
             break;
         }
@@ -95,13 +95,13 @@ fn mask() -> StatxFlags {
 
 impl StatxResult {
     /// statx of `name` in `dir`, without following a symbolic link.
-    pub(crate) fn at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Self> {
+    pub(crate) fn read_at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Self> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
         rustix::fs::statx(dir, name, flags, mask()).or_errno().map(StatxResult)
     }
 
     /// statx of an open file.
-    pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self> {
+    pub(crate) fn read(fd: BorrowedFd<'_>) -> Result<Self> {
         rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask()).or_errno().map(StatxResult)
     }
 

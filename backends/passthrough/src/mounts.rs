@@ -41,7 +41,7 @@ impl LowerMount {
     /// The mount of the directory `dir`. If file handles do not work, that is an error with
     /// [`FileHandles::On`]; otherwise they are not used.
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, LowerMountError> {
-        let id = StatxResult::of(dir)?.mount_id();
+        let id = StatxResult::read(dir)?.mount_id();
         let (f_type, denied) = facts(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
@@ -209,29 +209,29 @@ impl MountTable {
     }
 
     /// True if numbers of inodes may change on one of the mounts.
-    pub(crate) fn are_numbers_changing(&self) -> bool {
+    pub(crate) fn has_changing_numbers(&self) -> bool {
         self.are_numbers_changing.load(Ordering::Relaxed)
     }
 
     /// True if the tree has, or had, more than one mount or subvolume.
-    pub(crate) fn are_several(&self) -> bool {
+    pub(crate) fn has_several(&self) -> bool {
         self.len.load(Ordering::Acquire) > 1
     }
 
     /// All mounts but the source.
-    fn others(&self) -> impl Iterator<Item = Arc<IndexedMount>> {
+    fn other_mounts(&self) -> impl Iterator<Item = Arc<IndexedMount>> {
         let places = (1..self.len.load(Ordering::Acquire)).filter_map(|place| self.place(place));
         places.filter_map(|place| place.mount.load_full())
     }
 
     /// The indexes of all mounts.
     pub(crate) fn indexes(&self) -> Vec<u32> {
-        std::iter::once(0).chain(self.others().map(|found| found.index)).collect()
+        std::iter::once(0).chain(self.other_mounts().map(|found| found.index)).collect()
     }
 
     /// Number of mounts with a lasting descriptor.
     pub(crate) fn descriptors(&self) -> usize {
-        let others = self.others().filter(|found| found.mount.fd.is_some()).count();
+        let others = self.other_mounts().filter(|found| found.mount.fd.is_some()).count();
         usize::from(self.first.fd.is_some()) + others
     }
 
@@ -243,13 +243,13 @@ impl MountTable {
         if self.first.id == id {
             return Some(0);
         }
-        self.others().find(|found| found.mount.id == id).map(|found| found.index)
+        self.other_mounts().find(|found| found.mount.id == id).map(|found| found.index)
     }
 
     /// Takes the mounts out for which `is_unused` is true, given their index.
     pub(crate) fn remove_if(&self, is_unused: impl Fn(u32) -> bool) {
         let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        for found in self.others() {
+        for found in self.other_mounts() {
             if is_unused(found.index)
                 && let Some(place) = self.place(place_of(found.index) as usize)
             {

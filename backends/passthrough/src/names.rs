@@ -45,7 +45,7 @@ impl Passthrough {
         if self.is_own_mount(&dir, name.as_bytes()) {
             return Err(Errno::ESTALE);
         }
-        let stat = StatxResult::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
+        let stat = StatxResult::read_at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
         let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ESTALE)?;
         stat.attr(mount, self.options.attr_valid_for)
     }
@@ -159,14 +159,15 @@ impl Passthrough {
             let none = rustix::fs::XattrFlags::empty();
             rustix::fs::fsetxattr(&fd, name.as_bytes(), value, none).or_errno()?;
         }
-        let stat = StatxResult::of(fd.as_fd())?;
+        let stat = StatxResult::read(fd.as_fd())?;
         let is_backed = !keeps_bits(flags, stat.perm());
         let file = self.divide((fd, how), flags, is_backed);
         let (index, entry) = self.enter_open_fd(mount, &file.own, &stat)?;
         if let Ok(inode) = self.inodes.get(entry.ino) {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
-        let opened = self.opened(index, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
+        let opened =
+            self.add_open_file(index, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
         Ok((entry, opened))
     }
 
@@ -290,7 +291,7 @@ impl Passthrough {
         }
         let open_parent = |fd: BorrowedFd<'_>| self.with_spare_fds(|| open_parent(fd));
         let parent = open_parent(fd.as_fd())?;
-        let root = StatxResult::of(self.fd(self.inodes.root())?.as_fd())?;
+        let root = StatxResult::read(self.fd(self.inodes.root())?.as_fd())?;
         match is_below(parent.as_fd(), &root, open_parent)? {
             true => self.enter_path_fd(inode.key.mount, parent, false),
             false => Err(Errno::ESTALE),

@@ -86,7 +86,7 @@ impl LowerOpenFile {
         if wanted == self.set.load(Ordering::Relaxed) {
             return self.fd.as_fd();
         }
-        self.other(wanted).unwrap_or_else(|_| {
+        self.open_variant(wanted).unwrap_or_else(|_| {
             self.change_flags(wanted);
             self.fd.as_fd()
         })
@@ -94,7 +94,7 @@ impl LowerOpenFile {
 
     /// Opens the file once more, with these flags of `SETTABLE`.
     #[cold]
-    fn other(&self, wanted: u32) -> Result<BorrowedFd<'_>> {
+    fn open_variant(&self, wanted: u32) -> Result<BorrowedFd<'_>> {
         let place = &self.others[place_of(wanted)];
         if let Some(other) = place.get() {
             return Ok(other.as_fd());
@@ -163,13 +163,13 @@ impl OpenFiles {
 
     /// The open file of a handle. Fails with `EBADF` if it was released, or never existed.
     pub(crate) fn get(&self, fh: Fh) -> Result<Arc<LowerOpenFile>> {
-        let place = SlabIndex::of(fh.0);
+        let place = SlabIndex::from_number(fh.0);
         let shard = self.shards[place.shard].read().unwrap_or_else(PoisonError::into_inner);
         shard.get(place).cloned().ok_or(Errno::EBADF)
     }
 
     pub(crate) fn remove(&self, fh: Fh) -> Result<Arc<LowerOpenFile>> {
-        let place = SlabIndex::of(fh.0);
+        let place = SlabIndex::from_number(fh.0);
         let mut shard = self.shards[place.shard].write().unwrap_or_else(PoisonError::into_inner);
         shard.remove(place).ok_or(Errno::EBADF)
     }

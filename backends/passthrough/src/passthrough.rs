@@ -16,7 +16,7 @@ use crate::foreign::ForeignMounts;
 use crate::identity::YoungInodes;
 use crate::inode::{InodeTable, LowerInode, ReopenMethod};
 use crate::locks::OwnerLocks;
-use crate::lower::{self, OrErrno, ProcPath, StatxResult, above};
+use crate::lower::{self, OrErrno, ProcPath, StatxResult, move_above};
 use crate::mounts::{LowerMount, LowerMountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{CredentialsPolicy, FileHandles, PassthroughOptions};
@@ -103,7 +103,7 @@ impl Passthrough {
             .map_err(SourceError::NoProc)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(source, flags, Mode::empty()).or_errno().map_err(fail)?;
-        let quiet = options.noatime.then(|| lower::without_access_times(root.as_fd())).flatten();
+        let quiet = options.noatime.then(|| lower::disable_access_times(root.as_fd())).flatten();
         let opens_without_atime = options.noatime && quiet.is_none();
         let root = quiet.unwrap_or(root);
         let mut mount =
@@ -114,7 +114,7 @@ impl Passthrough {
                 LowerMountError::Other(errno) => fail(errno),
             })?;
         let fd = mount.fd.take().and_then(Arc::into_inner);
-        mount.fd = fd.map(|fd| Arc::new(above(fd, options.descriptors_from)));
+        mount.fd = fd.map(|fd| Arc::new(move_above(fd, options.descriptors_from)));
         if !mount.handles {
             if options.descriptors_from == 0 {
                 raise_nofile_limit();
@@ -134,14 +134,14 @@ impl Passthrough {
         if options.credentials == CredentialsPolicy::Sticky {
             crate::creds::remember();
         }
-        let stat = StatxResult::of(root.as_fd())?;
+        let stat = StatxResult::read(root.as_fd())?;
         let handle =
             if mount.handles { Some(sys::name_to_handle(root.as_fd(), c"")?) } else { None };
         let key = mount.key(0, &stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let vfs = rustix::fs::fstatvfs(&root).or_errno()?;
         let pruning = Arc::new(InodePruning::new());
         let mountpoint = options.mountpoint.as_deref();
-        let own_mount = mountpoint.and_then(|path| OwnMount::at(path, root.as_fd()));
+        let own_mount = mountpoint.and_then(|path| OwnMount::find(path, root.as_fd()));
         Ok(Passthrough {
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
@@ -150,7 +150,7 @@ impl Passthrough {
             inodes: InodeTable::new(LowerInode::root(
                 key,
                 handle.map_or(ReopenMethod::Names, ReopenMethod::Handle),
-                above(root, options.descriptors_from),
+                move_above(root, options.descriptors_from),
             )),
             own_mount,
             foreign: ForeignMounts::new(cache_capacity(options.fd_cache), Arc::clone(&pruning)),
@@ -171,10 +171,10 @@ impl Passthrough {
     pub fn stats(&self) -> ResourceStats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
-        let foreign = self.foreign.made_cache().map(FdCache::counts).unwrap_or_default();
+        let foreign = self.foreign.existing_cache().map(FdCache::counts).unwrap_or_default();
         let (cache_hits, cache_misses) = (cache_hits + foreign.1, cache_misses + foreign.2);
         let cached = cached + foreign.0 + self.recent.len();
-        let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
+        let (pinned_fds, open_files) = (self.inodes.pin_count(), self.files.len());
         let mounts = self.mounts.descriptors() + self.foreign.open_roots();
         ResourceStats {
             inodes,
@@ -205,9 +205,9 @@ impl Passthrough {
         if self.by_descriptor.swap(true, Ordering::Relaxed) {
             return;
         }
-        for inode in self.inodes.all().iter().filter(|inode| !inode.is_pinned()) {
+        for inode in self.inodes.list_all().iter().filter(|inode| !inode.is_pinned()) {
             if let Ok(fd) = self.open_inode(inode, OFlags::PATH) {
-                self.inodes.pin(inode, Arc::new(self.placed(fd)));
+                self.inodes.pin(inode, Arc::new(self.place_descriptor(fd)));
             }
         }
     }
@@ -234,7 +234,7 @@ impl Passthrough {
             Some(_) => self.open_inode(inode, OFlags::PATH),
             None => self.reopen(inode).inspect_err(|_| self.inodes.unhash(inode)),
         }?;
-        let fd = Arc::new(self.placed(fd));
+        let fd = Arc::new(self.place_descriptor(fd));
         // Directories are used again and again by lookups and creations; other inodes mostly once.
         self.cache_fd(inode, &fd, inode.kind == FileKind::Directory);
         Ok(fd)
@@ -268,8 +268,8 @@ impl Passthrough {
     }
 
     /// Moves a descriptor to the range of numbers that the application does not use.
-    pub(crate) fn placed(&self, fd: OwnedFd) -> OwnedFd {
-        above(fd, self.options.descriptors_from)
+    pub(crate) fn place_descriptor(&self, fd: OwnedFd) -> OwnedFd {
+        move_above(fd, self.options.descriptors_from)
     }
 
     /// Runs `open`, and repeats it with fewer cached descriptors if there were too many.
@@ -279,7 +279,7 @@ impl Passthrough {
                 self.recent.clear();
                 self.wait_for_young();
                 self.cache.shrink(SHRINK_BY);
-                if let Some(cache) = self.foreign.made_cache() {
+                if let Some(cache) = self.foreign.existing_cache() {
                     cache.shrink(SHRINK_BY);
                 }
                 let again = match open() {
@@ -304,7 +304,7 @@ impl Passthrough {
                 "too many open files: {} of frontends and {} of inodes; raise the limit \
                  (ulimit -n), or use file handles",
                 self.files.len(),
-                self.inodes.pinned()
+                self.inodes.pin_count()
             );
         });
     }

@@ -39,7 +39,7 @@ pub(crate) enum Positions {
 impl Positions {
     /// The kind of a directory on a file system of this type, where `next` is the position of the second entry. `is_group(position)` returns
     /// true if the second entry is also found from that position on.
-    pub(crate) fn of(
+    pub(crate) fn detect(
         f_type: u64,
         next: u64,
         is_group: impl FnOnce(u64) -> Result<bool>,
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn positions_of_other_file_systems_are_told_as_they_are() {
         const HASHED: u64 = 0x1234_5678_0000_0001;
-        let kind = |f_type, next, is_group| Positions::of(f_type, next, |_| Ok(is_group));
+        let kind = |f_type, next, is_group| Positions::detect(f_type, next, |_| Ok(is_group));
         assert_eq!(kind(EXT, 12, true), Ok(Positions::Plain));
         assert_eq!(kind(EXT, HASHED, false), Ok(Positions::Hashed));
         assert_eq!(kind(OVERLAY, HASHED, true), Ok(Positions::Hashed));

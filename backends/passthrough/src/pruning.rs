@@ -84,7 +84,7 @@ struct UnusedInode {
 impl Passthrough {
     /// Requests that the frontends forget inodes if many are pinned.
     pub(crate) fn prune_if_many(&self) {
-        let pinned = self.inodes.pinned();
+        let pinned = self.inodes.pin_count();
         if pinned < self.pruning.most {
             self.pruning.next.store(self.pruning.most, Ordering::Relaxed);
         } else if pinned >= self.pruning.next.load(Ordering::Relaxed) {
@@ -100,7 +100,7 @@ impl Passthrough {
         if frontends.is_empty() || self.pruning.is_asking.swap(true, Ordering::Acquire) {
             return;
         }
-        let mut pinned: Vec<Arc<LowerInode>> = self.inodes.all();
+        let mut pinned: Vec<Arc<LowerInode>> = self.inodes.list_all();
         pinned.retain(|inode| inode.ino() != Ino::ROOT && inode.is_pinned());
         // If all are in use, the next question comes after some more.
         let next = pinned.len() + self.pruning.most / 8 + 1;
@@ -128,7 +128,7 @@ impl Passthrough {
         const PAUSE: Duration = Duration::from_millis(5);
         const TRIES: usize = 200;
         for _ in 0..TRIES {
-            if self.inodes.pinned() < self.pruning.most / 2 || self.pruning.lock().is_empty() {
+            if self.inodes.pin_count() < self.pruning.most / 2 || self.pruning.lock().is_empty() {
                 break;
             }
             self.prune();

@@ -58,7 +58,7 @@ impl Passthrough {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let found = self.with_spare_fds(open).ok()?;
-        let stat = StatxResult::of(found.as_fd()).ok()?;
+        let stat = StatxResult::read(found.as_fd()).ok()?;
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
         // With three or more names, others remain in spite of concurrent removals.
@@ -81,7 +81,7 @@ impl Passthrough {
             return Some(UnpinCandidate { inode, fd, is_last });
         }
         let fd = match inode.handle {
-            Some(_) => Arc::new(self.placed(found)),
+            Some(_) => Arc::new(self.place_descriptor(found)),
             None => self.fd(&inode).ok()?,
         };
         self.inodes.pin(&inode, Arc::clone(&fd));
@@ -95,7 +95,7 @@ impl Passthrough {
         if !is_dir && !self.inodes.has_files() {
             return false;
         }
-        let Ok(stat) = StatxResult::at(dir, name) else { return true };
+        let Ok(stat) = StatxResult::read_at(dir, name) else { return true };
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return true };
         let key = self.mounts.get(index).ok().and_then(|mount| mount.key(index, &stat, None));
         key.is_none_or(|key| self.inodes.peek(&key).is_some())
@@ -129,7 +129,7 @@ impl Passthrough {
         let UnpinCandidate { fd, .. } = self.victim(Arc::clone(inode))?;
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if StatxResult::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
+        if StatxResult::read(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
             self.inodes.unpin(inode);
         }
         Some(fd)
@@ -140,7 +140,7 @@ impl Passthrough {
         let Some(UnpinCandidate { inode, fd, .. }) = victim else { return };
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_found = match (StatxResult::of(fd.as_fd()), &inode.handle) {
+        let is_found = match (StatxResult::read(fd.as_fd()), &inode.handle) {
             (Ok(stat), Some(_)) => stat.nlink() > 0 && !self.keeps_descriptors(),
             (Ok(stat), None) => {
                 inode.key_stays_unique() && self.is_reopened(&stat) && self.reopen(&inode).is_ok()

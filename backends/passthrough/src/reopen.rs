@@ -54,12 +54,12 @@ impl InodeNames {
     }
 
     /// The latest name, and its directory.
-    fn latest(&self) -> Option<(Ino, Box<[u8]>)> {
+    fn latest_name(&self) -> Option<(Ino, Box<[u8]>)> {
         let places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.last().map(|place| (place.dir.ino(), place.name.clone()))
     }
 
-    fn all(&self) -> Vec<KnownName> {
+    fn all_names(&self) -> Vec<KnownName> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -85,7 +85,7 @@ impl Drop for InodeNames {
 impl LowerInode {
     /// The latest name that is recorded, and its directory.
     pub(crate) fn place(&self) -> Option<(Ino, Box<[u8]>)> {
-        self.places.as_ref()?.latest()
+        self.places.as_ref()?.latest_name()
     }
 }
 
@@ -108,7 +108,7 @@ impl Passthrough {
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<LowerInode>, name: &[u8]) {
         // With handles, no name is needed. Where inodes are not found again by name, requests to forget name them.
         let has_handles = self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles);
-        if ino == Ino::ROOT || has_handles && !self.mounts.are_several() {
+        if ino == Ino::ROOT || has_handles && !self.mounts.has_several() {
             return;
         }
         let Ok(inode) = self.inodes.get(ino) else { return };
@@ -125,7 +125,7 @@ impl Passthrough {
         if !self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.reopens()) {
             return;
         }
-        if let Ok(stat) = StatxResult::at(fd, name)
+        if let Ok(stat) = StatxResult::read_at(fd, name)
             && let Some(index) = self.mounts.find(stat.mount_id(), dir.key.mount)
             && let Ok(mount) = self.mounts.get(index)
             && let Some(key) = mount.key(index, &stat, None)
@@ -138,7 +138,7 @@ impl Passthrough {
     /// An `O_PATH` descriptor of an inode without a handle. Fails with `ESTALE` if no name leads to
     /// it.
     pub(crate) fn reopen(&self, inode: &LowerInode) -> Result<OwnedFd> {
-        let places = inode.places.as_ref().map(|places| places.all()).unwrap_or_default();
+        let places = inode.places.as_ref().map(|places| places.all_names()).unwrap_or_default();
         for place in places.iter().rev() {
             let dir = self.directory(&place.dir);
             if let Ok(fd) = dir.and_then(|dir| self.open_checked(dir.as_fd(), &place.name, inode)) {
@@ -157,14 +157,14 @@ impl Passthrough {
                 break fd;
             }
             // A directory has one name; the latest is the best guess.
-            let place = at.places.as_ref().and_then(|places| places.all().pop());
+            let place = at.places.as_ref().and_then(|places| places.all_names().pop());
             let place = place.filter(|_| below.len() < MAX_DEPTH).ok_or(Errno::ESTALE)?;
             below.push((at, place.name));
             at = place.dir;
         };
         while let Some((inode, name)) = below.pop() {
             let opened = self.open_checked(fd.as_fd(), &name, &inode)?;
-            fd = Arc::new(self.placed(opened));
+            fd = Arc::new(self.place_descriptor(opened));
             // A forgotten inode must not be cached, because nothing would remove it from the cache.
             if self.inodes.get(inode.ino()).is_ok() {
                 self.cache_fd(&inode, &fd, true);
@@ -183,7 +183,7 @@ impl Passthrough {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        let stat = StatxResult::of(fd.as_fd())?;
+        let stat = StatxResult::read(fd.as_fd())?;
         let index = self.mounts.find(stat.mount_id(), inode.key.mount).ok_or(Errno::ESTALE)?;
         let key = self.mounts.get(index)?.key(index, &stat, None);
         if key == Some(inode.key) { Ok(fd) } else { Err(Errno::ESTALE) }

@@ -68,7 +68,8 @@ impl Passthrough {
     }
 
     fn free_unused_mounts(&self) {
-        let used: HashSet<u32> = self.inodes.all().iter().map(|inode| inode.key.mount).collect();
+        let used: HashSet<u32> =
+            self.inodes.list_all().iter().map(|inode| inode.key.mount).collect();
         // `syncfs` reaches only what is in the table.
         for index in self.mounts.indexes().into_iter().filter(|index| !used.contains(index)) {
             if let Ok(root) = self.root_fd(index) {
@@ -83,7 +84,7 @@ impl Passthrough {
     fn free_ended_mounts(&self) {
         let used: HashSet<u32> = self
             .inodes
-            .all()
+            .list_all()
             .iter()
             .filter(|inode| inode.is_pinned())
             .map(|inode| inode.key.mount)

@@ -30,7 +30,7 @@ pub(crate) struct SlabIndex {
 }
 
 impl SlabIndex {
-    pub(crate) fn of(number: u64) -> Self {
+    pub(crate) fn from_number(number: u64) -> Self {
         let low = number as u32;
         SlabIndex {
             shard: low as usize % SHARDS,
@@ -76,7 +76,7 @@ impl<T> GenerationSlab<T> {
     }
 
     /// The value in a slot that is in use.
-    pub(crate) fn at(&self, slot: u32) -> Option<&Arc<T>> {
+    pub(crate) fn get_used(&self, slot: u32) -> Option<&Arc<T>> {
         self.slots.get(slot as usize)?.value.as_ref()
     }
 
@@ -119,17 +119,17 @@ mod tests {
             Arc::new('a')
         });
         assert!(first >= 1 << 32);
-        assert_eq!(SlabIndex::of(first).shard, 5);
-        assert_eq!(slab.remove(SlabIndex::of(first)).as_deref(), Some(&'a'));
+        assert_eq!(SlabIndex::from_number(first).shard, 5);
+        assert_eq!(slab.remove(SlabIndex::from_number(first)).as_deref(), Some(&'a'));
         let mut second = 0;
         slab.insert(5, |number| {
             second = number;
             Arc::new('b')
         });
-        assert_eq!(SlabIndex::of(first).slot, SlabIndex::of(second).slot);
-        assert!(slab.get(SlabIndex::of(first)).is_none());
-        assert!(slab.remove(SlabIndex::of(first)).is_none());
-        assert_eq!(slab.get(SlabIndex::of(second)).map(|b| **b), Some('b'));
+        assert_eq!(SlabIndex::from_number(first).slot, SlabIndex::from_number(second).slot);
+        assert!(slab.get(SlabIndex::from_number(first)).is_none());
+        assert!(slab.remove(SlabIndex::from_number(first)).is_none());
+        assert_eq!(slab.get(SlabIndex::from_number(second)).map(|b| **b), Some('b'));
         assert_eq!(slab.len(), 1);
     }
 }

@@ -25,7 +25,7 @@ fn last_errno() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
-fn owned(result: libc::c_long) -> Result<OwnedFd> {
+fn take_descriptor(result: libc::c_long) -> Result<OwnedFd> {
     let fd = check(result)? as libc::c_int;
     // SAFETY: the system call that gave `fd` succeeded just now and nothing else knows the number,
     // so this is its only owner.
@@ -177,7 +177,7 @@ fn open_by_handle_once(
     raw.f_handle[..bytes.len()].copy_from_slice(bytes);
     // SAFETY: `raw` is laid out as struct file_handle, its length is within its array, and the
     // kernel only reads it; `mount` is open during the call.
-    owned(unsafe {
+    take_descriptor(unsafe {
         libc::syscall(
             libc::SYS_open_by_handle_at,
             mount.as_raw_fd(),

@@ -19,7 +19,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::handle::fs_type::{FUSE, OVERLAY};
 use crate::inode::{FoundInode, LowerInode};
-use crate::lower::{ProcPath, StatxResult, above};
+use crate::lower::{ProcPath, StatxResult, move_above};
 use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 
@@ -58,7 +58,7 @@ impl WatchTable {
     fn watch(&mut self, fd: BorrowedFd<'_>) -> Option<i32> {
         if self.inotify.is_none() {
             let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
-            self.inotify = made.map(|fd| above(fd, self.descriptors_from));
+            self.inotify = made.map(|fd| move_above(fd, self.descriptors_from));
         }
         let path = ProcPath::new(fd);
         let inotify = self.inotify.as_ref()?;
@@ -109,7 +109,7 @@ impl WatchTable {
     }
 
     /// The inode `ino` by its own watch.
-    fn watched(&mut self, ino: Ino) -> Option<&mut WatchedInode> {
+    fn find_watched(&mut self, ino: Ino) -> Option<&mut WatchedInode> {
         let watch = self.watches.get(&ino)?.first()?;
         self.inodes.get_mut(watch)
     }
@@ -146,13 +146,13 @@ impl IdentityWatches {
                 return false;
             }
         }
-        table.watched(ino).map(|known| known.changes += 1).is_some()
+        table.find_watched(ino).map(|known| known.changes += 1).is_some()
     }
 
     /// Ends the operation. The watch stays if `is_needed`, or if there is another such operation.
     fn release(&self, ino: Ino, is_needed: bool) {
         let mut table = self.lock();
-        let Some(known) = table.watched(ino) else { return };
+        let Some(known) = table.find_watched(ino) else { return };
         known.changes = known.changes.saturating_sub(1);
         if known.changes == 0 && !is_needed {
             table.remove(ino);
@@ -176,7 +176,7 @@ impl LowerMount {
 impl Passthrough {
     /// True if the numbers of inodes on the mount with this index may change.
     pub(crate) fn changes_numbers(&self, mount: u32) -> bool {
-        self.mounts.are_numbers_changing()
+        self.mounts.has_changing_numbers()
             && self.mounts.get(mount).is_ok_and(|mount| mount.changes_numbers())
     }
 
@@ -223,7 +223,7 @@ impl Passthrough {
             return;
         }
         let Some(pin) = inode.pin.load_full() else { return };
-        let (Ok(own), Ok(linked)) = (StatxResult::of(pin.as_fd()), StatxResult::of(fd)) else {
+        let (Ok(own), Ok(linked)) = (StatxResult::read(pin.as_fd()), StatxResult::read(fd)) else {
             return;
         };
         // The source may have put another file there, which stays an inode of its own.
@@ -246,7 +246,7 @@ impl Passthrough {
         (inodes, is_final): (&[Ino], bool),
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if !self.mounts.are_numbers_changing() {
+        if !self.mounts.has_changing_numbers() {
             return change();
         }
         let held: Vec<_> = inodes.iter().filter_map(|ino| self.hold_numbers(*ino)).collect();
@@ -261,16 +261,16 @@ impl Passthrough {
     }
 
     /// The inodes of these names in directories whose numbers may change, as far as a frontend knows them.
-    pub(crate) fn known_by_names(&self, names: [(Ino, Name<'_>); 2]) -> [Option<Ino>; 2] {
+    pub(crate) fn find_known(&self, names: [(Ino, Name<'_>); 2]) -> [Option<Ino>; 2] {
         names.map(|(parent, name)| {
-            if !self.mounts.are_numbers_changing() {
+            if !self.mounts.has_changing_numbers() {
                 return None;
             }
             let dir = self.inodes.get(parent).ok()?;
             if !self.changes_numbers(dir.key.mount) || self.is_own_mount(&dir, name.as_bytes()) {
                 return None;
             }
-            let stat = StatxResult::at(self.fd(&dir).ok()?.as_fd(), name.as_bytes()).ok()?;
+            let stat = StatxResult::read_at(self.fd(&dir).ok()?.as_fd(), name.as_bytes()).ok()?;
             let index = self.mounts.find(stat.mount_id(), dir.key.mount)?;
             let key = self.mounts.get(index).ok()?.key(index, &stat, None)?;
             self.inodes.peek(&key).map(|inode| inode.ino())
@@ -288,7 +288,9 @@ impl Passthrough {
     }
 
     fn release_numbers(&self, inode: &LowerInode, fd: BorrowedFd<'_>) {
-        let Ok(stat) = StatxResult::of(fd) else { return self.watches.release(inode.ino(), true) };
+        let Ok(stat) = StatxResult::read(fd) else {
+            return self.watches.release(inode.ino(), true);
+        };
         let mount = self.mounts.get(inode.key.mount).map(|mount| mount.id);
         let is_changed = mount != Ok(stat.mount_id()) || stat.ino() != inode.key.ino;
         if is_changed {

@@ -19,7 +19,7 @@ const SYNC: u32 = OpenFlags::SYNC;
 /// and its bytes were lost.
 #[test]
 fn pages_of_a_cache_are_written_whatever_flags_a_program_has_opened_the_file_with() {
-    everywhere(
+    run_everywhere(
         &PassthroughOptions { writeback: true, ..PassthroughOptions::default() },
         |served| {
             let made = served.create("a");
@@ -66,7 +66,7 @@ impl LowerDevice {
     }
 
     /// The content of the file `name` after a power cut at this moment.
-    fn after_power_cut(&self, name: &str) -> Option<Vec<u8>> {
+    fn read_after_power_cut(&self, name: &str) -> Option<Vec<u8>> {
         let (copy, at) = (self.0.path().join("copy"), self.0.path().join("after"));
         fs::copy(self.0.path().join("image"), &copy).unwrap();
         fs::create_dir_all(&at).unwrap();
@@ -118,13 +118,19 @@ fn a_write_is_as_durable_as_its_request_asks() {
     {
         let text = number.to_string();
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL | opened);
-        let made = fs.create(&me(), Ino::ROOT, name(&text), &regular(&me(), 0o644), args);
+        let made = fs.create(
+            &own_context(),
+            Ino::ROOT,
+            name(&text),
+            &regular(&own_context(), 0o644),
+            args,
+        );
         let (entry, opened_file) = made.unwrap();
         let file = File { ino: entry.ino, fh: opened_file.fh };
         let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR | asked), ..WriteArgs::default() };
         let mut data = SliceSource::new(block);
-        assert_eq!(fs.write(&me(), file, args, &mut WriteBuf::new(&mut data)), Ok(4096));
-        let found = device.after_power_cut(&text);
+        assert_eq!(fs.write(&own_context(), file, args, &mut WriteBuf::new(&mut data)), Ok(4096));
+        let found = device.read_after_power_cut(&text);
         let is_there = found.as_deref() == Some(block);
         // Without a request for it, durability is a matter of time.
         assert!(is_there || !is_durable, "opened {opened:o}, asked {asked:o}: {found:?}");
@@ -154,7 +160,7 @@ fn a_file_that_only_grows_is_appended_to_with_a_write_back_cache() {
     }
     let ino = served.lookup("log").unwrap().ino;
     let other = served.open(ino, OpenFlags::WRONLY);
-    let opened = served.fs.open(&me(), ino, flags(OpenFlags::WRONLY | APPEND));
+    let opened = served.fs.open(&own_context(), ino, flags(OpenFlags::WRONLY | APPEND));
     let appended = opened.as_ref().map_err(|errno| *errno).and_then(|opened| {
         let file = File { ino, fh: opened.fh };
         let asked = OpenFlags(OpenFlags::WRONLY | APPEND);

@@ -75,11 +75,11 @@ const WAYS: [(&str, InodeUse); 5] = [
     }),
     ("setattr", |served, ino| {
         let change = SetAttr { size: Some(0), ..SetAttr::default() };
-        served.fs.setattr(&me(), ino, None, &change).map(|_| Vec::new())
+        served.fs.setattr(&own_context(), ino, None, &change).map(|_| Vec::new())
     }),
     ("getxattr", |served, ino| served.xattr(ino, "user.secret")),
     ("link", |served, ino| {
-        let linked = served.fs.link(&me(), ino, Ino::ROOT, name("planted"));
+        let linked = served.fs.link(&own_context(), ino, Ino::ROOT, name("planted"));
         let found = fs::read(served.path("planted")).unwrap_or_default();
         let _ = fs::remove_file(served.path("planted"));
         linked.map(|_| found)
@@ -104,7 +104,7 @@ const STEPS: [(&str, FileStep); 4] = [
         fs::remove_file(served.path("old")).unwrap();
         make_secret(&served.path("private"));
         fs::hard_link(served.path("private"), served.path("kept")).unwrap();
-        served.fs.unlink(&me(), Ino::ROOT, name("private")).unwrap();
+        served.fs.unlink(&own_context(), Ino::ROOT, name("private")).unwrap();
     }),
     ("replaced by the frontend", |served| {
         fs::remove_file(served.path("old")).unwrap();
@@ -112,7 +112,7 @@ const STEPS: [(&str, FileStep); 4] = [
         fs::hard_link(served.path("private"), served.path("kept")).unwrap();
         fs::write(served.path("new"), b"").unwrap();
         let (from, to) = ((Ino::ROOT, name("new")), (Ino::ROOT, name("private")));
-        served.fs.rename(&me(), from, to, RenameFlags::default()).unwrap();
+        served.fs.rename(&own_context(), from, to, RenameFlags::default()).unwrap();
     }),
 ];
 
@@ -156,7 +156,7 @@ fn a_removed_inode_never_leads_to_its_successor() {
                         let old = served.lookup("old").unwrap();
                         let before = fs::metadata(served.path("old")).unwrap();
                         // The cache has one descriptor.
-                        served.fs.getattr(&me(), other.ino, None).unwrap();
+                        served.fs.getattr(&own_context(), other.ino, None).unwrap();
                         replace(&served);
                         let successor = secret(&served).expect("a secret file");
                         equal += usize::from(identity(&before) == identity(&successor));
@@ -197,7 +197,7 @@ fn a_removed_directory_never_leads_to_its_successor() {
         for round in 0..100 {
             fs::create_dir(served.path("old")).unwrap();
             let old = served.lookup("old").unwrap();
-            served.fs.getattr(&me(), other.ino, None).unwrap();
+            served.fs.getattr(&own_context(), other.ino, None).unwrap();
             fs::remove_dir(served.path("old")).unwrap();
             let private = served.path("private");
             fs::create_dir(&private).unwrap();
@@ -205,12 +205,12 @@ fn a_removed_directory_never_leads_to_its_successor() {
             if round % 2 == 1 {
                 fs::rename(&private, served.path("old")).unwrap();
             }
-            let found = served.fs.lookup(&me(), old.ino, name("secret"));
+            let found = served.fs.lookup(&own_context(), old.ino, name("secret"));
             assert!(found.is_err(), "{found:?}");
             let listed = served.list(old.ino, 10, false).unwrap_or_default();
             assert!(listed.iter().all(|item| item.name != "secret"));
-            let node = regular(&me(), 0o600);
-            let planted = served.fs.mknod(&me(), old.ino, name("planted"), &node);
+            let node = regular(&own_context(), 0o600);
+            let planted = served.fs.mknod(&own_context(), old.ino, name("planted"), &node);
             assert!(planted.is_err(), "{planted:?}");
             served.fs.forget(old.ino, 1);
             let _ = fs::remove_dir_all(&private);
@@ -238,15 +238,15 @@ fn an_inode_of_generation_0_never_leads_to_its_successor() {
         for number in 0..50 {
             let text = number.to_string();
             let path = image.path().join(&text);
-            let old = fs.lookup(&me(), Ino::ROOT, name(&text)).unwrap();
-            let opened = fs.open(&me(), old.ino, flags(OpenFlags::RDWR));
+            let old = fs.lookup(&own_context(), Ino::ROOT, name(&text)).unwrap();
+            let opened = fs.open(&own_context(), old.ino, flags(OpenFlags::RDWR));
             let file = File { ino: old.ino, fh: opened.unwrap().fh };
-            fs.release(&me(), file, ReleaseArgs::default()).unwrap();
+            fs.release(&own_context(), file, ReleaseArgs::default()).unwrap();
             let ino = fs::metadata(&path).unwrap().ino();
             fs::remove_file(&path).unwrap();
             fs::write(image.path().join("private"), SECRET).unwrap();
             let successor = fs::metadata(image.path().join("private")).unwrap();
-            let opened = fs.open(&me(), old.ino, flags(OpenFlags::RDWR));
+            let opened = fs.open(&own_context(), old.ino, flags(OpenFlags::RDWR));
             assert_eq!(opened.err(), Some(Errno::ESTALE), "{ino} and {}", successor.ino());
             fs::remove_file(image.path().join("private")).unwrap();
         }
@@ -278,12 +278,15 @@ fn file_systems_whose_inodes_have_no_generation_are_served() {
             let options =
                 PassthroughOptions { file_handles, fd_cache: 1, ..PassthroughOptions::default() };
             let fs = Passthrough::new(&image.path(), options).unwrap();
-            let dir = fs.lookup(&me(), Ino::ROOT, name("dir")).unwrap();
-            let file = fs.lookup(&me(), dir.ino, name("file")).unwrap();
-            assert_eq!(fs.lookup(&me(), dir.ino, name("file")).map(|e| e.ino), Ok(file.ino));
-            let opened = fs.open(&me(), file.ino, OpenArgs::default());
+            let dir = fs.lookup(&own_context(), Ino::ROOT, name("dir")).unwrap();
+            let file = fs.lookup(&own_context(), dir.ino, name("file")).unwrap();
+            assert_eq!(
+                fs.lookup(&own_context(), dir.ino, name("file")).map(|e| e.ino),
+                Ok(file.ino)
+            );
+            let opened = fs.open(&own_context(), file.ino, OpenArgs::default());
             assert!(opened.is_ok(), "{make}, {file_handles:?}: {opened:?}");
-            assert!(fs.opendir(&me(), dir.ino, OpenFlags::default()).is_ok(), "{make}");
+            assert!(fs.opendir(&own_context(), dir.ino, OpenFlags::default()).is_ok(), "{make}");
         }
     }
 }

@@ -39,7 +39,7 @@ fn read(served: &ServedDirectory, ino: Ino) -> Result<Vec<u8>> {
 /// Looks `text` and the file in it up, reads that file, and returns both inodes.
 fn look(served: &ServedDirectory, text: &str) -> Result<[Ino; 2]> {
     let root = served.lookup(text)?.ino;
-    let file = served.fs.lookup(&me(), root, name("file"))?.ino;
+    let file = served.fs.lookup(&own_context(), root, name("file"))?.ino;
     Ok([root, file])
 }
 

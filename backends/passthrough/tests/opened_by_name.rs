@@ -37,7 +37,7 @@ fn options() -> PassthroughOptions {
 }
 
 /// Runs `test` in every base where files are opened by their names: without file handles, and where a birth time is enough to know an inode.
-fn by_name(test: impl Fn(&ServedDirectory)) {
+fn run_by_name(test: impl Fn(&ServedDirectory)) {
     const OVERLAY: i64 = 0x794c_7630;
     for base in bases() {
         test(&ServedDirectory::new(
@@ -51,7 +51,7 @@ fn by_name(test: impl Fn(&ServedDirectory)) {
 }
 
 /// Runs `test` on tmpfs with file handles, if this process may use them.
-fn by_open_file(test: impl Fn(&ServedDirectory)) {
+fn run_by_open_file(test: impl Fn(&ServedDirectory)) {
     let served = ServedDirectory::new("/dev/shm".as_ref(), options());
     if served.fs.uses_file_handles() {
         test(&served);
@@ -64,18 +64,19 @@ fn by_open_file(test: impl Fn(&ServedDirectory)) {
 fn release_last(served: &ServedDirectory, file: File) {
     let last = Some(opener().file(None).last_release());
     let args = ReleaseArgs { last, ..ReleaseArgs::default() };
-    served.fs.release(&me(), file, args).unwrap();
+    served.fs.release(&own_context(), file, args).unwrap();
     served.fs.forget(file.ino, 1);
 }
 
 fn look_up(served: &ServedDirectory, text: &str, bits: u32) -> Result<(Entry, Option<File>)> {
-    let (entry, opened) = served.fs.lookup_to_open(&me(), Ino::ROOT, name(text), flags(bits))?;
+    let (entry, opened) =
+        served.fs.lookup_to_open(&own_context(), Ino::ROOT, name(text), flags(bits))?;
     Ok((entry, opened.map(|opened| File { ino: entry.ino, fh: opened.fh })))
 }
 
 #[test]
 fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
-    by_name(|served| {
+    run_by_name(|served| {
         fs::write(served.path("a"), "kept").unwrap();
         fs::hard_link(served.path("a"), served.path("b")).unwrap();
         let pinned = served.fs.stats().pinned_fds;
@@ -85,16 +86,16 @@ fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
         assert_eq!(served.read(file, 0, 9), Ok(b"kept".to_vec()));
         // It is one inode by all its names, and stays when it has lost them.
         assert_eq!(served.lookup("b").unwrap().ino, entry.ino);
-        served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().nlink, 1);
-        served.fs.unlink(&me(), Ino::ROOT, name("b")).unwrap();
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().nlink, 0);
+        served.fs.unlink(&own_context(), Ino::ROOT, name("a")).unwrap();
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().nlink, 1);
+        served.fs.unlink(&own_context(), Ino::ROOT, name("b")).unwrap();
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().nlink, 0);
         let again = served.open(entry.ino, OpenFlags::RDWR).unwrap();
         served.write_at(again, 0, b"more").unwrap();
         assert_eq!(served.read(file, 0, 9), Ok(b"more".to_vec()));
         served.release(again);
         served.release(file);
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().size, 4);
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().size, 4);
         served.fs.forget(entry.ino, 2);
         assert_eq!(served.fs.stats().pinned_fds, pinned);
     });
@@ -102,7 +103,7 @@ fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
 
 #[test]
 fn everything_else_is_looked_up_alone() {
-    by_name(|served| {
+    run_by_name(|served| {
         fs::write(served.path("file"), "x").unwrap();
         fs::create_dir(served.path("dir")).unwrap();
         symlink("file", served.path("link")).unwrap();
@@ -122,7 +123,7 @@ fn everything_else_is_looked_up_alone() {
         assert_eq!(look_up(served, "none", 0).unwrap_err(), Errno::ENOENT);
     });
     // A daemon would wait for a fifo, or open a device, that takes the name.
-    everywhere(
+    run_everywhere(
         &PassthroughOptions { credentials: CredentialsPolicy::Sticky, ..options() },
         |served| {
             fs::write(served.path("file"), "x").unwrap();
@@ -131,7 +132,7 @@ fn everything_else_is_looked_up_alone() {
     );
     // Names that are kept keep inodes, for which an open by a file handle takes fewer system calls.
     let kept = PassthroughOptions { entry_valid_for: Duration::from_secs(1), ..options() };
-    everywhere(&kept, |served| {
+    run_everywhere(&kept, |served| {
         fs::write(served.path("file"), "x").unwrap();
         let file = look_up(served, "file", 0).unwrap().1;
         assert_eq!(file.is_none(), served.fs.uses_file_handles());
@@ -141,16 +142,16 @@ fn everything_else_is_looked_up_alone() {
 /// An open file is the only way to its inode until another operation needs the inode.
 #[test]
 fn an_inode_has_no_more_descriptors_than_its_open_file() {
-    by_open_file(|served| {
+    run_by_open_file(|served| {
         fs::write(served.path("a"), "x").unwrap();
         let before = (served.fs.stats().pinned_fds, descriptors(served));
         let (_, file) = look_up(served, "a", 0).unwrap();
         assert_eq!(descriptors(served), before.1 + 1, "ours; nobody took the program's");
         release_last(served, file.unwrap());
         assert_eq!((served.fs.stats().pinned_fds, descriptors(served)), before);
-        let node = NewNode::new(FileKind::Regular, 0o600, me().caller);
+        let node = NewNode::new(FileKind::Regular, 0o600, own_context().caller);
         let args = flags(OpenFlags::WRONLY);
-        let made = served.fs.create(&me(), Ino::ROOT, name("new"), &node, args).unwrap();
+        let made = served.fs.create(&own_context(), Ino::ROOT, name("new"), &node, args).unwrap();
         let (entry, opened) = made;
         let file = File { ino: entry.ino, fh: opened.fh };
         drop(opened);
@@ -161,7 +162,7 @@ fn an_inode_has_no_more_descriptors_than_its_open_file() {
         served.release(file);
         assert_eq!(descriptors(served), before.1 + 1, "its own");
         fs::rename(served.path("new"), served.path("moved")).unwrap();
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().size, 5);
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().size, 5);
         assert_eq!(served.lookup("moved").unwrap().ino, entry.ino);
         served.fs.forget(entry.ino, 2);
         assert_eq!((served.fs.stats().pinned_fds, descriptors(served)), before);
@@ -181,15 +182,15 @@ fn descriptors(served: &ServedDirectory) -> usize {
 
 #[test]
 fn a_lock_ends_with_an_open_file_whose_inode_stays() {
-    by_name(|served| {
+    run_by_name(|served| {
         fs::write(served.path("a"), "x").unwrap();
         for is_removed in [false, true] {
             let (entry, opened) =
-                served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
+                served.fs.lookup_to_open(&own_context(), Ino::ROOT, name("a"), flags(0)).unwrap();
             let (opened, other) = (opened.unwrap(), fs::File::open(served.path("a")).unwrap());
             assert_eq!(flock(&opened.backing.as_ref().unwrap().fd, NOW), Ok(()));
             if is_removed {
-                served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
+                served.fs.unlink(&own_context(), Ino::ROOT, name("a")).unwrap();
             }
             let file = File { ino: entry.ino, fh: opened.fh };
             drop(opened);
@@ -197,7 +198,7 @@ fn a_lock_ends_with_an_open_file_whose_inode_stays() {
             served.release(file);
             assert_eq!(flock(&other, NOW), Ok(()));
             let nlink = u32::from(!is_removed);
-            assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().nlink, nlink);
+            assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().nlink, nlink);
             served.fs.forget(entry.ino, 1);
         }
     });
@@ -206,7 +207,7 @@ fn a_lock_ends_with_an_open_file_whose_inode_stays() {
 /// Threads that look a file up, while others open and close it, keep its inode.
 #[test]
 fn an_inode_that_is_found_while_its_open_file_ends_stays() {
-    by_open_file(|served| {
+    run_by_open_file(|served| {
         fs::write(served.path("a"), "x").unwrap();
         let before = served.fs.stats();
         std::thread::scope(|scope| {
@@ -220,7 +221,7 @@ fn an_inode_that_is_found_while_its_open_file_ends_stays() {
             }
             for _ in 0..5000 {
                 let entry = served.lookup("a").unwrap();
-                assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().size, 1);
+                assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().size, 1);
                 served.fs.forget(entry.ino, 1);
             }
         });
@@ -231,17 +232,20 @@ fn an_inode_that_is_found_while_its_open_file_ends_stays() {
 
 #[test]
 fn the_programs_descriptor_closes_at_exec_as_it_was_told() {
-    by_name(|served| {
+    run_by_name(|served| {
         fs::write(served.path("a"), "x").unwrap();
-        let node = NewNode::new(FileKind::Regular, 0o600, me().caller);
+        let node = NewNode::new(FileKind::Regular, 0o600, own_context().caller);
         for (made, bits) in [("b", 0), ("c", OpenFlags::CLOEXEC)] {
-            let (entry, by_name) =
-                served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(bits)).unwrap();
+            let (entry, by_name) = served
+                .fs
+                .lookup_to_open(&own_context(), Ino::ROOT, name("a"), flags(bits))
+                .unwrap();
             let (_, created) = served
                 .fs
-                .create(&me(), Ino::ROOT, name(made), &node, flags(bits | OpenFlags::RDWR))
+                .create(&own_context(), Ino::ROOT, name(made), &node, flags(bits | OpenFlags::RDWR))
                 .unwrap();
-            let opened = served.fs.open(&me(), entry.ino, flags(bits | OpenFlags::RDWR)).unwrap();
+            let opened =
+                served.fs.open(&own_context(), entry.ino, flags(bits | OpenFlags::RDWR)).unwrap();
             for opened in [by_name.unwrap(), created, opened] {
                 let backing = opened.backing.unwrap();
                 let closes = |fd: &std::os::fd::OwnedFd| {
@@ -257,9 +261,10 @@ fn the_programs_descriptor_closes_at_exec_as_it_was_told() {
 /// An inode that kept the descriptor by which it was found would keep the lock.
 #[test]
 fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
-    by_name(|served| {
+    run_by_name(|served| {
         fs::write(served.path("a"), "x").unwrap();
-        let open = || served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
+        let open =
+            || served.fs.lookup_to_open(&own_context(), Ino::ROOT, name("a"), flags(0)).unwrap();
         let ((entry, one), (_, other)) = (open(), open());
         let (one, other) = (one.unwrap(), other.unwrap());
         let (one_fh, other_fh) = (one.fh, other.fh);
@@ -276,7 +281,7 @@ fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
 /// The name may lead to another file between the system calls.
 #[test]
 fn the_open_file_is_the_one_that_was_looked_up() {
-    by_name(|served| {
+    run_by_name(|served| {
         let (one, two) = (served.path("one"), served.path("two"));
         fs::write(&one, "1").unwrap();
         fs::write(&two, "22").unwrap();
@@ -308,7 +313,7 @@ fn the_open_file_is_the_one_that_was_looked_up() {
 /// A new file may have the inode number of the file that the name led to before the open.
 #[test]
 fn what_is_told_of_an_open_file_is_told_of_the_one_that_is_open() {
-    by_name(|served| {
+    run_by_name(|served| {
         let path = served.path("a");
         fs::write(&path, "1").unwrap();
         let ends = AtomicBool::new(false);
@@ -325,7 +330,7 @@ fn what_is_told_of_an_open_file_is_told_of_the_one_that_is_open() {
             for _ in 0..5000 {
                 let Ok((entry, file)) = look_up(served, "a", 0) else { continue };
                 if let Some(file) = file {
-                    let now = served.fs.getattr(&me(), entry.ino, Some(file.fh)).unwrap();
+                    let now = served.fs.getattr(&own_context(), entry.ino, Some(file.fh)).unwrap();
                     assert_eq!((now.btime, now.st_ino), (entry.attr.btime, entry.attr.st_ino));
                     served.release(file);
                 }

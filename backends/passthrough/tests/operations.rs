@@ -23,14 +23,14 @@ fn a_source_that_cannot_be_served_is_named_with_the_next_step() {
 
 #[test]
 fn a_file_is_created_written_read_and_removed() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         assert_eq!(entry.attr.kind, FileKind::Regular);
         assert_eq!(served.write_at(file, 0, b"hello world"), Ok(11));
         assert_eq!(served.read(file, 6, 100), Ok(b"world".to_vec()));
         assert_eq!(fs::read(served.path("a")).unwrap(), b"hello world");
-        assert_eq!(served.fs.fsync(&me(), file, true), Ok(()));
-        assert_eq!(served.fs.getattr(&me(), entry.ino, Some(file.fh)).unwrap().size, 11);
+        assert_eq!(served.fs.fsync(&own_context(), file, true), Ok(()));
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, Some(file.fh)).unwrap().size, 11);
         served.release(file);
         assert_eq!(served.read(file, 0, 1), Err(Errno::EBADF));
 
@@ -41,17 +41,17 @@ fn a_file_is_created_written_read_and_removed() {
         let file = served.open(entry.ino, OpenFlags::RDWR | OpenFlags::TRUNC).unwrap();
         assert_eq!(served.read(file, 0, 100), Ok(vec![]));
         served.release(file);
-        assert_eq!(served.fs.unlink(&me(), Ino::ROOT, name("a")), Ok(()));
+        assert_eq!(served.fs.unlink(&own_context(), Ino::ROOT, name("a")), Ok(()));
         assert_eq!(served.lookup("a").err(), Some(Errno::ENOENT));
         served.fs.forget(entry.ino, 2);
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).err(), Some(Errno::ESTALE));
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).err(), Some(Errno::ESTALE));
         assert_eq!(served.fs.stats().inodes, 1);
     });
 }
 
 #[test]
 fn a_listing_has_every_entry_once_for_any_buffer_size() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         for index in 0..2500 {
             fs::write(served.path(&format!("file-{index:04}")), b"").unwrap();
         }
@@ -78,8 +78,8 @@ fn nodes_of_every_type_are_created() {
     if !is_root() {
         return;
     }
-    everywhere(&PassthroughOptions::default(), |served| {
-        let cx = me();
+    run_everywhere(&PassthroughOptions::default(), |served| {
+        let cx = own_context();
         for (text, kind) in [
             ("reg", FileKind::Regular),
             ("fifo", FileKind::Fifo),
@@ -115,8 +115,8 @@ fn nodes_of_every_type_are_created() {
 
 #[test]
 fn names_are_renamed_and_linked() {
-    everywhere(&PassthroughOptions::default(), |served| {
-        let cx = me();
+    run_everywhere(&PassthroughOptions::default(), |served| {
+        let cx = own_context();
         let (a, file) = served.create("a");
         served.write_at(file, 0, b"a").unwrap();
         served.release(file);
@@ -147,7 +147,7 @@ fn names_are_renamed_and_linked() {
 
 #[test]
 fn setattr_changes_the_given_attributes() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let when = Timestamp { secs: 1_000_000, nanos: 5 };
         let set = SetAttr {
@@ -158,24 +158,27 @@ fn setattr_changes_the_given_attributes() {
             ..SetAttr::default()
         };
         for fh in [Some(file.fh), None] {
-            let attr = served.fs.setattr(&me(), entry.ino, fh, &set).unwrap();
+            let attr = served.fs.setattr(&own_context(), entry.ino, fh, &set).unwrap();
             assert_eq!((attr.perm, attr.size, attr.atime), (0o4751, 5000, when));
             assert_eq!(attr.mtime, Timestamp { secs: -3, nanos: 7 });
         }
         let now = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
-        let attr = served.fs.setattr(&me(), entry.ino, None, &now).unwrap();
+        let attr = served.fs.setattr(&own_context(), entry.ino, None, &now).unwrap();
         assert_eq!(attr.atime, when);
         assert!(attr.mtime > when);
         let size = SetAttr { size: Some(1), ..SetAttr::default() };
-        assert_eq!(served.fs.setattr(&me(), Ino::ROOT, None, &size).err(), Some(Errno::EISDIR));
-        assert!(served.fs.statfs(&me(), entry.ino).unwrap().blocks > 0);
-        assert_eq!(served.fs.syncfs(&me()), Ok(()));
+        assert_eq!(
+            served.fs.setattr(&own_context(), Ino::ROOT, None, &size).err(),
+            Some(Errno::EISDIR)
+        );
+        assert!(served.fs.statfs(&own_context(), entry.ino).unwrap().blocks > 0);
+        assert_eq!(served.fs.syncfs(&own_context()), Ok(()));
     });
 }
 
 #[test]
 fn extended_attributes_are_those_of_the_lower_file() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, _) = served.create("a");
         if let Err(Errno::EOPNOTSUPP) = served.set_xattr(entry.ino, "user.one", b"1") {
             eprintln!("not here: no user attributes here");
@@ -184,14 +187,14 @@ fn extended_attributes_are_those_of_the_lower_file() {
         assert_eq!(served.xattr(entry.ino, "user.one"), Ok(b"1".to_vec()));
         assert_eq!(served.xattr(entry.ino, "user.two"), Err(Errno::ENODATA));
         let one = XattrName::new(b"user.one").unwrap();
-        assert_eq!(served.fs.getxattr(&me(), entry.ino, one, 0), Ok(Xattr::Size(1)));
+        assert_eq!(served.fs.getxattr(&own_context(), entry.ino, one, 0), Ok(Xattr::Size(1)));
         let create = SetXattrFlags { create: true, ..SetXattrFlags::default() };
-        let taken = served.fs.setxattr(&me(), entry.ino, one, b"x", create);
+        let taken = served.fs.setxattr(&own_context(), entry.ino, one, b"x", create);
         assert_eq!(taken, Err(Errno::EEXIST));
         served.set_xattr(entry.ino, "user.long", &[7; 600]).unwrap();
         assert_eq!(served.xattr(entry.ino, "user.long"), Ok(vec![7; 600]));
         let long = XattrName::new(b"user.long").unwrap();
-        assert_eq!(served.fs.getxattr(&me(), entry.ino, long, 10), Err(Errno::ERANGE));
+        assert_eq!(served.fs.getxattr(&own_context(), entry.ino, long, 10), Err(Errno::ERANGE));
         if is_root() {
             served.set_xattr(entry.ino, "trusted.t", b"t").unwrap();
             let Ok(Xattr::Value(names)) = served.fs.listxattr(&cx(1000, 1000), entry.ino, 4096)
@@ -200,34 +203,34 @@ fn extended_attributes_are_those_of_the_lower_file() {
             };
             assert_eq!(names.len(), b"user.one\0user.long\0".len());
         }
-        assert_eq!(served.fs.removexattr(&me(), entry.ino, one), Ok(()));
+        assert_eq!(served.fs.removexattr(&own_context(), entry.ino, one), Ok(()));
         assert_eq!(served.xattr(entry.ino, "user.one"), Err(Errno::ENODATA));
     });
 }
 
 #[test]
 fn fallocate_lseek_and_copy_file_range_reach_the_lower_file() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let ((_, a), (_, b)) = (served.create("a"), served.create("b"));
         let range = Fallocate { mode: 0, offset: 0, length: 1 << 20 };
-        assert_eq!(served.fs.fallocate(&me(), a, range), Ok(()));
+        assert_eq!(served.fs.fallocate(&own_context(), a, range), Ok(()));
         served.write_at(a, 0, &[1; 1 << 20]).unwrap();
         let mode = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         let hole = Fallocate { mode, offset: 65536, length: 65536 };
-        assert_eq!(served.fs.fallocate(&me(), a, hole), Ok(()));
-        assert_eq!(served.fs.lseek(&me(), a, 0, Whence::Hole), Ok(65536));
-        assert_eq!(served.fs.lseek(&me(), a, 65536, Whence::Data), Ok(131072));
-        assert_eq!(served.fs.lseek(&me(), a, 1 << 21, Whence::Data), Err(Errno::ENXIO));
-        assert_eq!(served.fs.lseek(&me(), a, u64::MAX, Whence::Data), Err(Errno::ENXIO));
+        assert_eq!(served.fs.fallocate(&own_context(), a, hole), Ok(()));
+        assert_eq!(served.fs.lseek(&own_context(), a, 0, Whence::Hole), Ok(65536));
+        assert_eq!(served.fs.lseek(&own_context(), a, 65536, Whence::Data), Ok(131072));
+        assert_eq!(served.fs.lseek(&own_context(), a, 1 << 21, Whence::Data), Err(Errno::ENXIO));
+        assert_eq!(served.fs.lseek(&own_context(), a, u64::MAX, Whence::Data), Err(Errno::ENXIO));
         let copy = CopyRange { src: a, src_offset: 0, dst: b, dst_offset: 3, length: 10, flags: 0 };
-        assert_eq!(served.fs.copy_file_range(&me(), &copy), Ok(10));
+        assert_eq!(served.fs.copy_file_range(&own_context(), &copy), Ok(10));
         assert_eq!(served.read(b, 0, 100).unwrap().len(), 13);
     });
 }
 
 #[test]
 fn appends_go_to_the_end_except_for_writes_from_a_cache() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"0123456789").unwrap();
         let append = OpenFlags(OpenFlags::WRONLY | OpenFlags::APPEND);
@@ -242,7 +245,7 @@ fn appends_go_to_the_end_except_for_writes_from_a_cache() {
         assert_eq!(served.read(file, 0, 99), Ok(b"01xx456789end!".to_vec()));
     });
     let options = PassthroughOptions { writeback: true, ..PassthroughOptions::default() };
-    everywhere(&options, |served| {
+    run_everywhere(&options, |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"0123").unwrap();
         let opened = served.open(entry.ino, OpenFlags::WRONLY | OpenFlags::APPEND).unwrap();
@@ -255,8 +258,8 @@ fn appends_go_to_the_end_except_for_writes_from_a_cache() {
 
 #[test]
 fn an_unnamed_file_can_be_linked() {
-    everywhere(&PassthroughOptions::default(), |served| {
-        let cx = me();
+    run_everywhere(&PassthroughOptions::default(), |served| {
+        let cx = own_context();
         let args = flags(OpenFlags::RDWR);
         let made = served.fs.tmpfile(&cx, Ino::ROOT, &regular(&cx, 0o600), args);
         let (entry, opened) = made.unwrap();
@@ -274,8 +277,8 @@ fn an_unnamed_file_can_be_linked() {
 /// no permission of the file for a create.
 #[test]
 fn create_does_not_open_an_existing_file() {
-    everywhere(&PassthroughOptions::default(), |served| {
-        let cx = me();
+    run_everywhere(&PassthroughOptions::default(), |served| {
+        let cx = own_context();
         fs::write(served.path("a"), b"kept").unwrap();
         std::os::unix::fs::symlink("a", served.path("l")).unwrap();
         let node = NewNode::new(FileKind::Fifo, 0o600, cx.caller);
@@ -295,7 +298,7 @@ fn create_does_not_open_an_existing_file() {
 
 #[test]
 fn inode_flags_and_blocks_can_be_asked_for() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let get = IoctlArgs {
             cmd: 0x8008_6601,
@@ -305,15 +308,15 @@ fn inode_flags_and_blocks_can_be_asked_for() {
             dir: false,
             compat32: false,
         };
-        match served.fs.ioctl(&me(), file, &get) {
+        match served.fs.ioctl(&own_context(), file, &get) {
             Ok(reply) => assert_eq!(reply.output.len(), 4),
             Err(errno) => assert_eq!(errno, Errno::ENOTTY),
         }
         let foreign = IoctlArgs { cmd: 0x5401, ..get };
-        assert_eq!(served.fs.ioctl(&me(), file, &foreign), Err(Errno::ENOTTY));
+        assert_eq!(served.fs.ioctl(&own_context(), file, &foreign), Err(Errno::ENOTTY));
         served.write_at(file, 0, &[1; 8192]).unwrap();
-        served.fs.fsync(&me(), file, false).unwrap();
-        match served.fs.bmap(&me(), entry.ino, 512, 9) {
+        served.fs.fsync(&own_context(), file, false).unwrap();
+        match served.fs.bmap(&own_context(), entry.ino, 512, 9) {
             Ok(block) => assert!(block > 0),
             Err(errno) => eprintln!("no block numbers here: {errno}"),
         }
@@ -324,8 +327,8 @@ fn inode_flags_and_blocks_can_be_asked_for() {
 /// kernel queried it again at every write.
 #[test]
 fn with_the_options_of_stackfs_there_are_no_xattrs_and_every_close_is_flushed() {
-    everywhere(&PassthroughOptions::stackfs(), |served| {
-        let cx = me();
+    run_everywhere(&PassthroughOptions::stackfs(), |served| {
+        let cx = own_context();
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT);
         let made = served.fs.create(&cx, Ino::ROOT, name("a"), &regular(&cx, 0o644), args);
         let (entry, opened) = made.unwrap();
@@ -351,7 +354,7 @@ fn only_inodes_without_a_name_keep_a_descriptor() {
     }
     let pinned = || served.fs.stats().pinned_fds;
     let only_the_root = pinned();
-    let cx = me();
+    let cx = own_context();
     // Directories that cannot be removed.
     let dir = served.mkdir(Ino::ROOT, "dir");
     served.mkdir(dir.ino, "below");
@@ -393,17 +396,17 @@ fn removing_both_names_of_a_file_at_once_leaves_its_pin() {
         let (one, other) = (format!("one{round}"), format!("other{round}"));
         let (entry, file) = served.create(&one);
         served.release(file);
-        served.fs.link(&me(), entry.ino, Ino::ROOT, name(&other)).unwrap();
+        served.fs.link(&own_context(), entry.ino, Ino::ROOT, name(&other)).unwrap();
         let start = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             for text in [&one, &other] {
                 scope.spawn(|| {
                     start.wait();
-                    served.fs.unlink(&me(), Ino::ROOT, name(text)).unwrap();
+                    served.fs.unlink(&own_context(), Ino::ROOT, name(text)).unwrap();
                 });
             }
         });
-        let attr = served.fs.getattr(&me(), entry.ino, None);
+        let attr = served.fs.getattr(&own_context(), entry.ino, None);
         assert_eq!(attr.map(|attr| attr.nlink), Ok(0), "round {round}");
         served.fs.forget(entry.ino, 2);
     }

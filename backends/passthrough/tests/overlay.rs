@@ -45,7 +45,7 @@ impl OverlayMount {
         for dir in [one.join("files"), above.join("up"), above.join("work")] {
             fs::create_dir(dir).unwrap();
         }
-        made_lower(&one.join("files"));
+        make_lower(&one.join("files"));
         let layers = [&one.join("files"), &above.join("up"), &above.join("work")];
         let [lower, upper, work] = layers.map(|path| path.display().to_string());
         let text = format!("lowerdir={lower},upperdir={upper},workdir={work}{options}");
@@ -58,8 +58,8 @@ impl OverlayMount {
         Some(made)
     }
 
-    fn served(&self) -> ServedDirectory {
-        ServedDirectory::of(&self.dir.path().join("merged"), PassthroughOptions::default())
+    fn serve(&self) -> ServedDirectory {
+        ServedDirectory::serve(&self.dir.path().join("merged"), PassthroughOptions::default())
     }
 }
 
@@ -72,7 +72,7 @@ impl Drop for OverlayMount {
 }
 
 /// The files of the lower layer: `single`, the hard links `a` and `b`, and `dir/file`.
-fn made_lower(at: &Path) {
+fn make_lower(at: &Path) {
     fs::write(at.join("single"), "single").unwrap();
     fs::write(at.join("a"), "hard link").unwrap();
     fs::hard_link(at.join("a"), at.join("b")).unwrap();
@@ -114,14 +114,14 @@ const CHANGES: [(&str, OverlayChange); 8] = [
         assert!(matches!(set, Ok(()) | Err(Errno::EOPNOTSUPP)), "{set:?}");
     }),
     ("link", |served, ino| {
-        let entry = served.fs.link(&me(), ino, Ino::ROOT, name("linked")).unwrap();
+        let entry = served.fs.link(&own_context(), ino, Ino::ROOT, name("linked")).unwrap();
         assert_eq!(entry.ino, ino, "the new name leads to the same inode");
         served.fs.forget(entry.ino, 1);
     }),
 ];
 
 fn set(served: &ServedDirectory, ino: Ino, change: SetAttr) {
-    served.fs.setattr(&me(), ino, None, &change).unwrap();
+    served.fs.setattr(&own_context(), ino, None, &change).unwrap();
 }
 
 fn ino_of(served: &ServedDirectory, text: &str) -> Ino {
@@ -131,7 +131,7 @@ fn ino_of(served: &ServedDirectory, text: &str) -> Ino {
 }
 
 fn ino_in(served: &ServedDirectory, dir: Ino, text: &str) -> Ino {
-    let entry = served.fs.lookup(&me(), dir, name(text)).unwrap();
+    let entry = served.fs.lookup(&own_context(), dir, name(text)).unwrap();
     served.fs.forget(entry.ino, 1);
     entry.ino
 }
@@ -142,7 +142,7 @@ fn assert_same_files(served: &ServedDirectory, what: &str, names: &[&str]) {
     let native: Vec<_> =
         names.iter().map(|text| fs::metadata(served.path(text)).unwrap()).collect();
     for (entry, stat) in entries.iter().zip(&native) {
-        let attr = served.fs.getattr(&me(), entry.ino, None).unwrap();
+        let attr = served.fs.getattr(&own_context(), entry.ino, None).unwrap();
         assert_eq!(attr.st_ino, entry.attr.st_ino, "{what}: st_ino of getattr and lookup");
         assert_eq!((attr.size, attr.nlink.into()), (stat.size(), stat.nlink()), "{what}");
     }
@@ -170,12 +170,14 @@ fn a_file_stays_one_inode_when_an_overlay_copies_it() {
             for path in ["single", "a"] {
                 let what = format!("{change} of {path}, {lower} below {upper}, {options}");
                 let Some(overlay) = OverlayMount::new(lower, upper, options) else { break };
-                let served = overlay.served();
+                let served = overlay.serve();
                 let found = served.lookup(path).unwrap();
                 run(&served, found.ino);
                 assert_eq!(ino_of(&served, path), found.ino, "{what}");
                 // A name that is made afterwards, and one that the source makes.
-                let link = |text| served.fs.link(&me(), found.ino, Ino::ROOT, name(text)).unwrap();
+                let link = |text| {
+                    served.fs.link(&own_context(), found.ino, Ino::ROOT, name(text)).unwrap()
+                };
                 let after = link("after");
                 fs::hard_link(served.path(path), served.path("native")).unwrap();
                 let native = served.lookup("native").unwrap();
@@ -220,7 +222,7 @@ fn a_hard_link_of_a_lower_layer_changes_alone_as_natively() {
             for changed in ["a", "b"] {
                 let what = format!("{change} of {changed}, {lower} below {upper}, {options}");
                 let Some(overlay) = OverlayMount::new(lower, upper, options) else { break };
-                let served = overlay.served();
+                let served = overlay.serve();
                 let [a, b] = ["a", "b"].map(|text| served.lookup(text).unwrap().ino);
                 let ino = if changed == "a" { a } else { b };
                 run(&served, ino);
@@ -256,8 +258,9 @@ fn a_directory_stays_one_inode_when_an_overlay_copies_it() {
     let steps: [(&str, OverlayChange); 6] = [
         ("create", |served, dir| {
             let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
-            let node = regular(&me(), 0o644);
-            let (entry, opened) = served.fs.create(&me(), dir, name("new"), &node, args).unwrap();
+            let node = regular(&own_context(), 0o644);
+            let (entry, opened) =
+                served.fs.create(&own_context(), dir, name("new"), &node, args).unwrap();
             served.release(File { ino: entry.ino, fh: opened.fh });
             served.fs.forget(entry.ino, 1);
         }),
@@ -266,18 +269,18 @@ fn a_directory_stays_one_inode_when_an_overlay_copies_it() {
             served.fs.forget(entry.ino, 1);
         }),
         ("symlink", |served, dir| {
-            let node = NewNode::new(FileKind::Symlink, 0o777, me().caller);
-            let entry = served.fs.symlink(&me(), dir, name("new"), b"to", &node).unwrap();
+            let node = NewNode::new(FileKind::Symlink, 0o777, own_context().caller);
+            let entry = served.fs.symlink(&own_context(), dir, name("new"), b"to", &node).unwrap();
             served.fs.forget(entry.ino, 1);
         }),
-        ("unlink", |served, dir| served.fs.unlink(&me(), dir, name("file")).unwrap()),
+        ("unlink", |served, dir| served.fs.unlink(&own_context(), dir, name("file")).unwrap()),
         ("rename", |served, dir| {
             let to = (Ino::ROOT, name("moved"));
             let flags = RenameFlags::default();
-            let moved = served.fs.rename(&me(), (dir, name("file")), to, flags);
+            let moved = served.fs.rename(&own_context(), (dir, name("file")), to, flags);
             // ramfs leaves no whiteout behind.
             if moved == Err(Errno::EINVAL) {
-                served.fs.link(&me(), ino_in(served, dir, "file"), to.0, to.1).unwrap();
+                served.fs.link(&own_context(), ino_in(served, dir, "file"), to.0, to.1).unwrap();
                 served.fs.forget(ino_in(served, dir, "file"), 1);
             }
         }),
@@ -289,9 +292,9 @@ fn a_directory_stays_one_inode_when_an_overlay_copies_it() {
         for (step, run) in steps {
             let what = format!("{step}, {lower} below {upper}, {options}");
             let Some(overlay) = OverlayMount::new(lower, upper, options) else { break };
-            let served = overlay.served();
+            let served = overlay.serve();
             let dir = served.lookup("dir").unwrap();
-            let file = served.fs.lookup(&me(), dir.ino, name("file")).unwrap();
+            let file = served.fs.lookup(&own_context(), dir.ino, name("file")).unwrap();
             run(&served, dir.ino);
             assert_eq!(ino_of(&served, "dir"), dir.ino, "{what}");
             if step == "rename" {
@@ -314,7 +317,7 @@ fn a_lookup_beside_a_copy_finds_the_same_inode() {
     let lower = overlay.dir.path().join("lower/files");
     const FILES: usize = 300;
     (0..FILES).for_each(|n| fs::write(lower.join(format!("f{n}")), "text").unwrap());
-    let served = overlay.served();
+    let served = overlay.serve();
     for number in 0..FILES {
         let text = format!("f{number}");
         let found = served.lookup(&text).unwrap().ino;
@@ -339,7 +342,7 @@ fn inodes_with_a_watch_have_a_limit() {
     let lower = overlay.dir.path().join("lower/files");
     const FILES: usize = 5000;
     (0..FILES).for_each(|n| fs::hard_link(lower.join("a"), lower.join(format!("f{n}"))).unwrap());
-    let served = overlay.served();
+    let served = overlay.serve();
     let found: Vec<_> = (0..FILES).map(|n| served.lookup(&format!("f{n}")).unwrap().ino).collect();
     assert!(served.fs.stats().watched_inodes <= 4096);
     let last = served.open(found[FILES - 1], OpenFlags::RDWR).unwrap();

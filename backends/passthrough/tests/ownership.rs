@@ -206,10 +206,10 @@ fn restored_threads_have_their_previous_credentials() {
     }
     let (entry, file) = served.create("suid");
     let set = SetAttr { perm: Some(0o6755), ..SetAttr::default() };
-    served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+    served.fs.setattr(&own_context(), entry.ino, None, &set).unwrap();
     let args = WriteArgs { kill_suidgid: true, ..WriteArgs::default() };
     served.write(file, args, b"x").unwrap();
-    assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().perm, 0o755);
+    assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().perm, 0o755);
     assert_eq!(status(), before);
 }
 
@@ -223,27 +223,27 @@ fn set_id_bits_are_cleared_exactly_when_requested() {
     if !is_root() {
         return;
     }
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let has_caps = |ino| served.xattr(ino, "security.capability").is_ok();
         let arm = || {
             let set = SetAttr { perm: Some(0o6775), ..SetAttr::default() };
-            served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+            served.fs.setattr(&own_context(), entry.ino, None, &set).unwrap();
             served.set_xattr(entry.ino, "security.capability", &capability()).is_ok()
         };
-        let perm = || served.fs.getattr(&me(), entry.ino, None).unwrap().perm;
+        let perm = || served.fs.getattr(&own_context(), entry.ino, None).unwrap().perm;
         let write = |kill_suidgid| {
             let args = WriteArgs { kill_suidgid, ..WriteArgs::default() };
             served.write(file, args, b"x").unwrap();
         };
         let truncate = |kill_suidgid| {
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
-            served.fs.setattr(&me(), entry.ino, None, &set).unwrap();
+            served.fs.setattr(&own_context(), entry.ino, None, &set).unwrap();
         };
         let open = |kill_suidgid| {
             let flags = OpenFlags(OpenFlags::WRONLY | OpenFlags::TRUNC);
             let args = OpenArgs { flags, kill_suidgid };
-            served.fs.open(&me(), entry.ino, args).unwrap();
+            served.fs.open(&own_context(), entry.ino, args).unwrap();
         };
         let ways: [&dyn Fn(bool); 3] = [&write, &truncate, &open];
         for way in ways {
@@ -257,7 +257,7 @@ fn set_id_bits_are_cleared_exactly_when_requested() {
         }
         let caps = arm();
         let owner = SetAttr { uid: Some(1000), ..SetAttr::default() };
-        let attr = served.fs.setattr(&me(), entry.ino, None, &owner).unwrap();
+        let attr = served.fs.setattr(&own_context(), entry.ino, None, &owner).unwrap();
         assert_eq!((attr.perm, attr.uid), (0o775, 1000));
         assert!(!caps || !has_caps(entry.ino));
         arm();
@@ -272,7 +272,7 @@ fn a_new_file_has_its_security_label_from_the_start() {
     if !is_root() {
         return;
     }
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let cx = cx(1000, 1000);
         fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
         let label = XattrName::new(b"security.defuse").unwrap();
@@ -349,7 +349,7 @@ fn the_credentials_of_an_operation_do_not_depend_on_earlier_ones_of_its_thread()
     if !is_root() {
         return;
     }
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("file");
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o666)).unwrap();
         let callers = [cx(0, 0), cx(1000, 1000), cx(1001, 1001)];
@@ -384,7 +384,7 @@ fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
     if !is_root() {
         return;
     }
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, _) = served.create("file");
         std::os::unix::fs::chown(served.path("file"), Some(1000), Some(1000)).unwrap();
         std::thread::scope(|scope| {

@@ -29,7 +29,7 @@ impl Notify for RecordingFrontend {
         self.names.lock().unwrap().push((parent, name.as_bytes().to_vec()));
         Ok(())
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
     fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
@@ -73,7 +73,7 @@ fn pruned_child() {
             PassthroughOptions { file_handles: FileHandles::Off, ..PassthroughOptions::default() };
         let fs = Arc::new(Passthrough::new(&base, options).unwrap());
         let kernel = Arc::new(RecordingFrontend { by_name, ..RecordingFrontend::default() });
-        fs.attached(Origin::NONE, Arc::clone(&kernel) as Arc<dyn Notify>);
+        fs.attach(Origin::NONE, Arc::clone(&kernel) as Arc<dyn Notify>);
         let (ends, forgotten) = (AtomicBool::new(false), AtomicUsize::new(0));
         let numbers = Mutex::new(std::collections::HashMap::new());
         std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn pruned_child() {
             let read_all = || {
                 for number in 0..FILES {
                     let text = number.to_string();
-                    let entry = fs.lookup(&me(), Ino::ROOT, name(&text)).unwrap();
+                    let entry = fs.lookup(&own_context(), Ino::ROOT, name(&text)).unwrap();
                     numbers.lock().unwrap().insert(text.into_bytes(), entry.ino);
                 }
             };
@@ -107,7 +107,7 @@ fn pruned_child() {
         });
         let stats = fs.stats();
         assert!(forgotten.into_inner() > FILES / 2 && stats.open_fds < 128, "{stats:?}");
-        fs.detached(Origin::NONE).unwrap();
+        fs.detach(Origin::NONE).unwrap();
     }
 }
 

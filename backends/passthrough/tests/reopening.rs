@@ -12,7 +12,7 @@ use defuse_passthrough::{LockPlace, PassthroughOptions};
 const RDONLY: u32 = 0;
 
 /// Runs `test` with file handles, on a file `a` that was read and released.
-fn after_a_read(test: impl Fn(&ServedDirectory, Ino)) {
+fn run_after_read(test: impl Fn(&ServedDirectory, Ino)) {
     for base in bases() {
         let served = ServedDirectory::new(&base, PassthroughOptions::default());
         if !served.fs.uses_file_handles() {
@@ -32,7 +32,7 @@ fn open_fds(served: &ServedDirectory) -> usize {
 
 #[test]
 fn a_file_stays_open_after_reading_until_it_is_unused_between_two_trims() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         let kept = open_fds(served);
         let file = served.open(ino, RDONLY).unwrap();
         assert_eq!(open_fds(served), kept, "the descriptor that was kept is used");
@@ -47,7 +47,7 @@ fn a_file_stays_open_after_reading_until_it_is_unused_between_two_trims() {
 
 #[test]
 fn a_file_that_is_kept_open_is_closed_where_memory_is_short() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         let kept = open_fds(served);
         served.fs.lifecycle().unwrap().memory_pressure();
         assert_eq!(open_fds(served), kept - 1);
@@ -57,7 +57,7 @@ fn a_file_that_is_kept_open_is_closed_where_memory_is_short() {
 
 #[test]
 fn two_concurrent_readers_have_a_descriptor_each() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         let kept = open_fds(served);
         let files = [RDONLY, RDONLY].map(|flags| served.open(ino, flags).unwrap());
         assert_eq!(open_fds(served), kept + 1);
@@ -69,7 +69,7 @@ fn two_concurrent_readers_have_a_descriptor_each() {
 
 #[test]
 fn a_reopened_file_that_was_removed_on_the_source_is_stale() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         fs::remove_file(served.path("a")).unwrap();
         fs::write(served.path("a"), b"newer").unwrap();
         assert_eq!(served.open(ino, RDONLY), Err(Errno::ESTALE));
@@ -83,7 +83,7 @@ fn a_reopened_file_that_was_removed_on_the_source_is_stale() {
 
 #[test]
 fn a_reopened_file_that_was_moved_on_the_source_is_the_same() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         fs::rename(served.path("a"), served.path("b")).unwrap();
         fs::write(served.path("b"), b"changed").unwrap();
         let file = served.open(ino, RDONLY).unwrap();
@@ -94,8 +94,8 @@ fn a_reopened_file_that_was_moved_on_the_source_is_the_same() {
 
 #[test]
 fn a_file_unlinked_after_reading_is_kept_open_once() {
-    after_a_read(|served, ino| {
-        served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
+    run_after_read(|served, ino| {
+        served.fs.unlink(&own_context(), Ino::ROOT, name("a")).unwrap();
         let pinned = open_fds(served);
         let file = served.open(ino, RDONLY).unwrap();
         assert_eq!(served.read(file, 0, 9), Ok(b"text".to_vec()));
@@ -109,7 +109,7 @@ fn a_file_unlinked_after_reading_is_kept_open_once() {
 /// An unused descriptor for writing would prevent the file from being executed.
 #[test]
 fn a_file_that_was_written_is_closed_at_once() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         let before = open_fds(served);
         for flags in [OpenFlags::WRONLY, OpenFlags::RDWR, OpenFlags::TRUNC | OpenFlags::WRONLY] {
             served.release(served.open(ino, flags).unwrap());
@@ -129,7 +129,7 @@ fn a_file_that_was_written_is_closed_at_once() {
 /// Flags that change the behaviour of a descriptor must not affect the next open.
 #[test]
 fn a_file_read_with_direct_io_is_not_reused() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         let direct = fs::OpenOptions::new()
             .read(true)
             .custom_flags(OpenFlags::DIRECT as i32)
@@ -163,7 +163,7 @@ fn with_locks_of_the_lower_file_system_no_descriptor_is_reused() {
 
 #[test]
 fn files_are_reopened_by_many_threads_while_they_are_trimmed_and_forgotten() {
-    after_a_read(|served, ino| {
+    run_after_read(|served, ino| {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

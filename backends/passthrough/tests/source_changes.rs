@@ -14,12 +14,12 @@ use defuse_passthrough::{FileHandles, PassthroughOptions};
 
 #[test]
 fn an_unlinked_file_lives_while_it_is_looked_up() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"kept").unwrap();
         served.release(file);
-        served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
-        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().nlink, 0);
+        served.fs.unlink(&own_context(), Ino::ROOT, name("a")).unwrap();
+        assert_eq!(served.fs.getattr(&own_context(), entry.ino, None).unwrap().nlink, 0);
         let file = served.open(entry.ino, OpenFlags::RDWR).unwrap();
         assert_eq!(served.read(file, 0, 9), Ok(b"kept".to_vec()));
         served.release(file);
@@ -29,7 +29,7 @@ fn an_unlinked_file_lives_while_it_is_looked_up() {
         let (_, file) = served.create("c");
         served.release(file);
         let (c, b) = ((Ino::ROOT, name("c")), (Ino::ROOT, name("b")));
-        served.fs.rename(&me(), c, b, RenameFlags::default()).unwrap();
+        served.fs.rename(&own_context(), c, b, RenameFlags::default()).unwrap();
         assert!(served.open(victim.ino, 0).is_ok());
         let pinned = served.fs.stats().pinned_fds;
         served.fs.forget(entry.ino, 1);
@@ -94,10 +94,10 @@ fn a_file_replaced_on_the_source_is_a_new_inode_and_the_old_one_is_stale() {
         let listed = served.list(Ino::ROOT, 10, true).unwrap();
         assert_eq!(listed[2].entry.unwrap().ino, new.ino);
         // Evict the old inode from the cache of one descriptor.
-        served.fs.getattr(&me(), new.ino, None).unwrap();
+        served.fs.getattr(&own_context(), new.ino, None).unwrap();
         if new.ino != old.ino {
             assert_eq!(served.open(old.ino, 0).err(), Some(Errno::ESTALE));
-            assert_eq!(served.fs.getattr(&me(), old.ino, None).err(), Some(Errno::ESTALE));
+            assert_eq!(served.fs.getattr(&own_context(), old.ino, None).err(), Some(Errno::ESTALE));
         }
         let file = served.open(new.ino, 0).unwrap();
         assert_eq!(served.read(file, 0, 9), Ok(b"newer".to_vec()));
@@ -128,12 +128,12 @@ fn a_stale_inode_does_not_hide_its_successor() {
 
 #[test]
 fn a_listing_shows_every_lasting_entry_once_while_others_change() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         for index in 0..500 {
             fs::write(served.path(&format!("stays-{index}")), b"").unwrap();
             fs::write(served.path(&format!("goes-{index}")), b"").unwrap();
         }
-        let opened = served.fs.opendir(&me(), Ino::ROOT, OpenFlags::default()).unwrap();
+        let opened = served.fs.opendir(&own_context(), Ino::ROOT, OpenFlags::default()).unwrap();
         let dir = File { ino: Ino::ROOT, fh: opened.fh };
         let (mut from, mut seen, mut round) = (0, Vec::new(), 0);
         loop {
@@ -157,7 +157,7 @@ fn a_listing_shows_every_lasting_entry_once_while_others_change() {
 
 #[test]
 fn renames_and_lookups_may_race() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         fs::write(served.path("a"), b"a").unwrap();
         fs::write(served.path("b"), b"bb").unwrap();
         let (done, opens) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -166,7 +166,7 @@ fn renames_and_lookups_may_race() {
                 let (a, b) = ((Ino::ROOT, name("a")), (Ino::ROOT, name("b")));
                 for _ in 0..3000 {
                     let exchange = RenameFlags(RenameFlags::EXCHANGE);
-                    served.fs.rename(&me(), a, b, exchange).unwrap();
+                    served.fs.rename(&own_context(), a, b, exchange).unwrap();
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -200,25 +200,28 @@ fn renames_and_lookups_may_race() {
 
 #[test]
 fn files_come_and_go_from_many_threads() {
-    everywhere(&PassthroughOptions { fd_cache: 4, ..PassthroughOptions::default() }, |served| {
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                scope.spawn(move || {
-                    let dir = served.mkdir(Ino::ROOT, &format!("dir-{thread}"));
-                    for _ in 0..300 {
-                        let made = served.mkdir(dir.ino, "sub");
-                        let all = served.list(dir.ino, 10, true).unwrap();
-                        assert_eq!(all[2].entry.unwrap().ino, made.ino);
-                        served.fs.rmdir(&me(), dir.ino, name("sub")).unwrap();
-                        served.fs.forget(made.ino, 2);
-                    }
-                    served.fs.forget(dir.ino, 1);
-                });
-            }
-        });
-        let stats = served.fs.stats();
-        assert_eq!((stats.inodes, stats.pinned_fds, stats.open_files), (1, 1, 0));
-    });
+    run_everywhere(
+        &PassthroughOptions { fd_cache: 4, ..PassthroughOptions::default() },
+        |served| {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    scope.spawn(move || {
+                        let dir = served.mkdir(Ino::ROOT, &format!("dir-{thread}"));
+                        for _ in 0..300 {
+                            let made = served.mkdir(dir.ino, "sub");
+                            let all = served.list(dir.ino, 10, true).unwrap();
+                            assert_eq!(all[2].entry.unwrap().ino, made.ino);
+                            served.fs.rmdir(&own_context(), dir.ino, name("sub")).unwrap();
+                            served.fs.forget(made.ino, 2);
+                        }
+                        served.fs.forget(dir.ino, 1);
+                    });
+                }
+            });
+            let stats = served.fs.stats();
+            assert_eq!((stats.inodes, stats.pinned_fds, stats.open_files), (1, 1, 0));
+        },
+    );
 }
 
 const SMALL: &str = "DEFUSE_TEST_NOFILE";
@@ -237,12 +240,12 @@ fn small_limit_child() {
         let dir = served.mkdir(Ino::ROOT, &format!("dir-{dir}"));
         for file in 0..60 {
             let text = format!("file-{file}");
-            let node = regular(&me(), 0o600);
-            inodes.push(served.fs.mknod(&me(), dir.ino, name(&text), &node).unwrap().ino);
+            let node = regular(&own_context(), 0o600);
+            inodes.push(served.fs.mknod(&own_context(), dir.ino, name(&text), &node).unwrap().ino);
         }
     }
     for ino in &inodes {
-        assert_eq!(served.fs.getattr(&me(), *ino, None).unwrap().size, 0);
+        assert_eq!(served.fs.getattr(&own_context(), *ino, None).unwrap().size, 0);
     }
     let mut open = Vec::new();
     while open.len() < 200 {
@@ -308,7 +311,7 @@ fn file_systems_mounted_below_the_source_are_served_too() {
         assert_ne!(a.ino, b.ino, "a directory has one parent");
         assert_ne!(a.attr.st_ino, b.attr.st_ino);
         let dir = served.lookup("tmpfs").unwrap();
-        let cx = me();
+        let cx = own_context();
         let args = common::flags(OpenFlags::RDWR);
         let made = served.fs.create(&cx, dir.ino, name("f"), &regular(&cx, 0o600), args);
         let (entry, opened) = made.unwrap();
@@ -331,13 +334,13 @@ fn file_systems_mounted_below_the_source_are_served_too() {
 
 #[test]
 fn a_directory_moved_out_of_the_source_gives_no_access_to_its_parent() {
-    everywhere(&PassthroughOptions::default(), |served| {
+    run_everywhere(&PassthroughOptions::default(), |served| {
         let inner = served.mkdir(Ino::ROOT, "dir");
         let deeper = served.mkdir(inner.ino, "deeper");
         let outside = served.path("").with_extension("outside");
         fs::rename(served.path("dir"), &outside).unwrap();
-        assert_eq!(served.fs.lookup_parent(&me(), inner.ino).err(), Some(Errno::ESTALE));
-        assert_eq!(served.fs.lookup_parent(&me(), deeper.ino).err(), Some(Errno::ESTALE));
+        assert_eq!(served.fs.lookup_parent(&own_context(), inner.ino).err(), Some(Errno::ESTALE));
+        assert_eq!(served.fs.lookup_parent(&own_context(), deeper.ino).err(), Some(Errno::ESTALE));
         fs::remove_dir_all(outside).unwrap();
     });
 }

@@ -208,7 +208,7 @@ impl RemoteClient {
             if !data.is_empty()
                 && let Some((0, body)) = answers.get(1)
             {
-                written = decode::whole::<abi::WriteOut>(body)?.size as usize;
+                written = decode::decode_whole::<abi::WriteOut>(body)?.size as usize;
             }
             let failed = answers.last().filter(|(error, _)| *error != 0);
             let error = failed.map(|(error, _)| Errno::from_raw(-error));

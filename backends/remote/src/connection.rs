@@ -161,7 +161,7 @@ impl ClientConnection {
     }
 
     /// From now on only the process `pid` may use the connection.
-    pub(super) fn belongs_to(&self, pid: u32) {
+    pub(super) fn set_owner(&self, pid: u32) {
         defuse_process::keep_id();
         self.process.store(pid, Ordering::Relaxed);
     }
@@ -193,7 +193,7 @@ impl ClientConnection {
     /// Returns a free lane for a request and a reply of these lengths. Requests more lanes if none is free.
     pub(super) fn take_lane(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
-        self.usable()?;
+        self.check_usable()?;
         let seat = lanes.take_lane(request, reply);
         if seat.is_none() && request.max(reply) <= ClientLane::longest() {
             self.request_lanes(lanes);
@@ -368,7 +368,7 @@ impl ClientConnection {
         mut done: ReplyCallback,
     ) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
-            self.usable()?;
+            self.check_usable()?;
             if let Some(seat) = lanes.take_lane(head.len(), ClientLane::longest()) {
                 match self.post(seat, head, done)? {
                     Some(again) => done = again,
@@ -381,13 +381,13 @@ impl ClientConnection {
 
     /// Sends a message without a reply.
     pub(super) fn send_oneway(&self, head: &[u8], data: &[u8]) -> Result<()> {
-        self.usable()?;
+        self.check_usable()?;
         self.send(&[IoSlice::new(head), IoSlice::new(data)])
     }
 
     /// Sends a message without a reply. Fails with `EAGAIN` instead of waiting.
     pub(super) fn try_tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
-        self.usable()?;
+        self.check_usable()?;
         self.send_now(&[IoSlice::new(head), IoSlice::new(data)])
     }
 
@@ -471,12 +471,12 @@ impl ClientConnection {
         self.slots.answer_all(Errno::ENOTCONN);
     }
 
-    pub(super) fn usable(&self) -> Result<()> {
+    pub(super) fn check_usable(&self) -> Result<()> {
         if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 
     fn claim(&self, mut done: Option<ReplyCallback>) -> Result<SlotClaim> {
-        self.usable()?;
+        self.check_usable()?;
         for patience in 0..1000 {
             if let Some(claim) = self.slots.claim(&mut done) {
                 return Ok(claim);
@@ -485,7 +485,7 @@ impl ClientConnection {
                 std::thread::sleep(Duration::from_millis(1));
             }
             self.drain();
-            self.usable()?;
+            self.check_usable()?;
         }
         Err(Errno::EAGAIN)
     }
@@ -626,7 +626,7 @@ impl ClientConnection {
 
     /// Sends an interrupt to the server, and ends the connection after a timeout.
     pub(super) fn handle_wait_tick(&self, unique: u64, cx: &Context<'_>, waiting: &mut ReplyWait) {
-        if !waiting.interrupted && cx.interrupted() {
+        if !waiting.interrupted && cx.is_interrupted() {
             waiting.interrupted = true;
             self.interrupt(unique);
         }

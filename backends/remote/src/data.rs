@@ -31,9 +31,9 @@ impl RemoteShared {
         if self.read_whole(file, args, out) || self.read_pages(cx, file, args, out) {
             return Ok(());
         }
-        let begun = out.filled();
+        let begun = out.filled_len();
         while out.remaining() > 0 {
-            let done = (out.filled() - begun) as u64;
+            let done = (out.filled_len() - begun) as u64;
             let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
             let got = self.read_piece(cx, file, ReadArgs { offset, ..args }, out);
             self.paths.record_read(file.ino);
@@ -56,7 +56,7 @@ impl RemoteShared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<ShortReply> {
-        self.asking(cx, Opcode::Read, || {
+        self.run_request(cx, Opcode::Read, || {
             let most = out.remaining();
             let (large, small) = (self.agreement.max_read, self.agreement.max_received());
             let (mut seat, mut size) = take_lane_for(most, (large, small), |size| {
@@ -179,7 +179,7 @@ impl RemoteShared {
         };
         let mut request = EncodedRequest::new(Opcode::Write, cx, file.ino).with(&write);
         let most = piece.len() as u64;
-        let count = self.asking(cx, Opcode::Write, || {
+        let count = self.run_request(cx, Opcode::Write, || {
             let head = request.finish(piece.len());
             let decode = |body: &[u8]| {
                 log_decode_error(Opcode::Write, body.len(), decode::write_out(body, most))

@@ -116,7 +116,7 @@ impl RemoteShared {
         let request = EncodedRequest::new(Opcode::Lookup, cx, dir).with_name(name);
         self.request(cx, request, |body| {
             lookup_out(body, false).inspect_err(|_| {
-                if let Some(ino) = decode::granted_by_refused(body, false).0 {
+                if let Some(ino) = decode::find_granted(body, false).0 {
                     self.forgets.add(ino, 1);
                 }
             })

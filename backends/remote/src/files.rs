@@ -41,7 +41,7 @@ impl RemoteShared {
         decode: impl FnOnce(&[u8]) -> Result<Entry>,
     ) -> Result<Entry> {
         self.request(cx, request, |body| {
-            decode(body).inspect_err(|_| self.give_back(decode::granted_by_refused(body, false).0))
+            decode(body).inspect_err(|_| self.give_back(decode::find_granted(body, false).0))
         })
     }
 
@@ -113,7 +113,7 @@ impl RemoteShared {
             None => request,
         };
         self.request(cx, request, |body| match room {
-            0 => Ok(Xattr::Size(decode::whole::<abi::GetxattrOut>(body)?.size.min(1 << 16))),
+            0 => Ok(Xattr::Size(decode::decode_whole::<abi::GetxattrOut>(body)?.size.min(1 << 16))),
             _ if body.len() > room => Err(Errno::EIO),
             _ => Ok(Xattr::Value(body.to_vec())),
         })
@@ -163,8 +163,7 @@ impl RemoteShared {
         let request = self.creation(cx, (opcode, parent, name), node, args);
         let mut lost = None;
         let made = self.request(cx, request, |body| {
-            decode::create_out(body)
-                .inspect_err(|_| lost = Some(decode::granted_by_refused(body, true)))
+            decode::create_out(body).inspect_err(|_| lost = Some(decode::find_granted(body, true)))
         });
         if let Some((ino, fh)) = lost {
             if let (Some(ino), Some(fh)) = (ino, fh) {
@@ -235,7 +234,7 @@ impl RemoteShared {
         let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
         let request = EncodedRequest::new(opcode, cx, ino).with(&args);
         // A caller that looks at the access time afterwards must see that the file was read.
-        if !self.forgets.is_hurried() && !was_read {
+        if !self.forgets.is_urgent() && !was_read {
             return self.send_release(ino, request);
         }
         // The lookup that is returned next must not wait for the answer.
@@ -270,7 +269,7 @@ impl RemoteShared {
         if self.agreement.minor >= 45 && !self.lacks(Opcode::CopyFileRange64) {
             let request = EncodedRequest::new(Opcode::CopyFileRange64, cx, copy.src.ino);
             let copied = self.request(cx, request.with(&args(copy.length)), |body| {
-                let count = decode::whole::<abi::CopyFileRangeOut>(body)?.bytes_copied;
+                let count = decode::decode_whole::<abi::CopyFileRangeOut>(body)?.bytes_copied;
                 if count > copy.length { Err(Errno::EIO) } else { Ok(count) }
             });
             if copied != Err(Errno::ENOSYS) {
@@ -355,7 +354,7 @@ impl RemoteClient {
         let request = EncodedRequest::new(Opcode::Poll, cx, file.ino).with(&args);
         let polled = self
             .shared
-            .request(cx, request, |body| Ok(decode::whole::<abi::PollOut>(body)?.revents));
+            .request(cx, request, |body| Ok(decode::decode_whole::<abi::PollOut>(body)?.revents));
         if wake.is_some() && polled.is_ok() {
             self.listen();
         }
@@ -391,7 +390,7 @@ impl FileSystem for StepwiseCreate<'_> {
             return self.0.open(cx, ino, args);
         }
         // A server that does not truncate in OPEN gets a SETATTR.
-        let flags = args.flags.without(OpenFlags::TRUNC);
+        let flags = args.flags.difference(OpenFlags::TRUNC);
         let opened = self.0.open(cx, ino, OpenArgs { flags, ..args })?;
         let kill_suidgid = args.kill_suidgid;
         let set = defuse_fs::SetAttr { size: Some(0), kill_suidgid, ..Default::default() };
@@ -399,7 +398,7 @@ impl FileSystem for StepwiseCreate<'_> {
             Ok(_) => Ok(opened),
             Err(errno) => {
                 let file = File { ino, fh: opened.fh };
-                let release = defuse_fs::ReleaseArgs::of(flags);
+                let release = defuse_fs::ReleaseArgs::from_flags(flags);
                 let _ = self.0.release(cx, file, release);
                 Err(errno)
             }

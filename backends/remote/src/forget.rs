@@ -60,13 +60,13 @@ impl PendingForgets {
     }
 
     /// True if the next returned lookup is sent at once.
-    pub(super) fn is_hurried(&self) -> bool {
+    pub(super) fn is_urgent(&self) -> bool {
         self.soon.load(Ordering::Relaxed)
     }
 
     /// True if lookups wait that should be sent at once.
-    fn are_overdue(&self) -> bool {
-        self.is_hurried() && !lock(&self.items).is_empty()
+    fn has_overdue(&self) -> bool {
+        self.is_urgent() && !lock(&self.items).is_empty()
     }
 
     /// Makes the next returned lookup be sent at once.
@@ -104,7 +104,7 @@ impl RemoteShared {
 
     /// Sends lookups that should have been sent, and waited for the answer to a RELEASE.
     pub(super) fn send_overdue(&self) {
-        if self.forgets.are_overdue() {
+        if self.forgets.has_overdue() {
             // With lanes, no other thread receives these replies soon.
             self.connection.drain();
             self.send_forgets();

@@ -53,7 +53,7 @@ impl ConnectionHandover {
     ) -> std::result::Result<ConnectionHandover, RemoteError> {
         let shared = &client.shared;
         let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
-        let copy = copied((client.as_fd(), shared.names.own), path, shared.options)?;
+        let copy = fetch_copy((client.as_fd(), shared.names.own), path, shared.options)?;
         ConnectionHandover::with(client, copy, true)
     }
 
@@ -89,12 +89,12 @@ impl ConnectionHandover {
     ///
     /// The errors of [`RemoteClient::inheritance`].
     pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
-        let copy = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
+        let copy = fetch_copy((self.socket.as_fd(), self.own), &self.path, self.options)?;
         Ok(self.with_socket(copy, true))
     }
 
-    /// Like [`RemoteClient::inheritance_when_used`], for a connection that the parent has not begun to use.
-    pub fn inheritance_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
+    /// Like [`RemoteClient::hand_over_when_used`], for a connection that the parent has not begun to use.
+    pub fn hand_over_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
         self.with_socket((socket, self.own), false)
     }
 
@@ -149,7 +149,7 @@ impl ConnectionHandover {
             path,
             ..
         } = self;
-        let copy = (!is_copied).then(|| copied((socket.as_fd(), own), &path, options));
+        let copy = (!is_copied).then(|| fetch_copy((socket.as_fd(), own), &path, options));
         let (socket, own, refused) = match copy {
             None => (socket, own, None),
             Some(Ok((socket, own))) => (socket, own, None),
@@ -191,7 +191,7 @@ impl AsFd for ConnectionHandover {
 }
 
 /// A socket at the server of `socket`, with a copy of its connection `copy_of`, and the number of the copy.
-fn copied(
+fn fetch_copy(
     (socket, copy_of): (BorrowedFd<'_>, ConnectionNumber),
     path: &Path,
     options: RemoteOptions,

@@ -34,7 +34,7 @@ impl FileSystem for RemoteClient {
         self.shared.caps.clone()
     }
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         if let Some(versions) = self.shared.request_versions() {
             let _ = self.shared.paths.versions.set(Arc::clone(&versions));
             notify.versions(versions);
@@ -55,7 +55,7 @@ impl FileSystem for RemoteClient {
         ]
     }
 
-    fn detached(&self, _: Origin) -> Result<()> {
+    fn detach(&self, _: Origin) -> Result<()> {
         self.shared.send_forgets();
         Ok(())
     }
@@ -349,7 +349,7 @@ impl FileSystem for RemoteClient {
         let args = abi::LseekIn { fh: file.fh.0, offset, whence: number, padding: 0 };
         let request = EncodedRequest::new(Opcode::Lseek, cx, file.ino).with(&args);
         self.shared.request(cx, request, |body| {
-            let found = decode::whole::<abi::LseekOut>(body)?.offset;
+            let found = decode::decode_whole::<abi::LseekOut>(body)?.offset;
             if found < offset || found > i64::MAX as u64 { Err(Errno::EIO) } else { Ok(found) }
         })
     }
@@ -375,7 +375,8 @@ impl FileSystem for RemoteClient {
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         let args = abi::BmapIn { block: index, blocksize: block_size, padding: 0 };
         let request = EncodedRequest::new(Opcode::Bmap, cx, ino).with(&args);
-        self.shared.request(cx, request, |body| Ok(decode::whole::<abi::BmapOut>(body)?.block))
+        self.shared
+            .request(cx, request, |body| Ok(decode::decode_whole::<abi::BmapOut>(body)?.block))
     }
 
     fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {

@@ -29,7 +29,7 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let options =
         RemoteOptions { timeout: Some(Duration::from_secs(5)), ..RemoteOptions::default() };
     if let Ok(client) = RemoteClient::from_socket(ours, options) {
-        client.attached(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
+        client.attach(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
         call(&client, choice);
     }
     let _ = server.join();

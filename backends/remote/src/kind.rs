@@ -90,9 +90,12 @@ fn open_socket(rest: &OsStr, settings: ServerSettings) -> SourceResult<Arc<dyn F
     let (path, options) = (Path::new(rest), settings.remote);
     Ok(match settings.reconnect {
         Some(limit) => Arc::new(
-            ReconnectingClient::connect(path, options, limit).map_err(SourceOpenError::failed)?,
+            ReconnectingClient::connect(path, options, limit)
+                .map_err(SourceOpenError::from_error)?,
         ),
-        None => Arc::new(RemoteClient::connect(path, options).map_err(SourceOpenError::failed)?),
+        None => {
+            Arc::new(RemoteClient::connect(path, options).map_err(SourceOpenError::from_error)?)
+        }
     })
 }
 
@@ -102,7 +105,8 @@ fn open_program(rest: &OsStr, options: RemoteOptions) -> SourceResult<Arc<dyn Fi
         SourceOpenError::Usage(format!("fuse:{command} has an open quote or is not valid UTF-8"))
     })?;
     let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-    let program = FuseProgram::start(&words).map_err(SourceOpenError::failed)?;
-    let remote = RemoteClient::start_program(program, options).map_err(SourceOpenError::failed)?;
+    let program = FuseProgram::start(&words).map_err(SourceOpenError::from_error)?;
+    let remote =
+        RemoteClient::start_program(program, options).map_err(SourceOpenError::from_error)?;
     Ok(Arc::new(remote))
 }

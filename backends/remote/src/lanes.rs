@@ -260,7 +260,7 @@ impl ClientConnection {
     /// [taken](ClientConnection::take_begun). `None` if no lane is free.
     pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<LaneRequest>> {
         let Some(lanes) = self.lanes() else { return Ok(None) };
-        self.usable()?;
+        self.check_usable()?;
         let sizes = (head.len() + data.len(), ClientLane::longest());
         // In a lane with such requests, no thread would take their replies meanwhile.
         let free = lanes.free(hint() + 1, sizes, |seat| seat.later.is_empty());

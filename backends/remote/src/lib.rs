@@ -284,7 +284,7 @@ impl RemoteClient {
     /// # Errors
     ///
     /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect).
-    pub fn inheritance_when_used(
+    pub fn hand_over_when_used(
         &self,
         socket: OwnedFd,
     ) -> std::result::Result<ConnectionHandover, RemoteError> {
@@ -405,7 +405,7 @@ impl RemoteClient {
 
     /// In the parent: leaves the connection to another process. Dropping this does not end it.
     pub fn leave_to_child(self) {
-        self.shared.connection.belongs_to(0);
+        self.shared.connection.set_owner(0);
     }
 
     fn start(
@@ -533,7 +533,7 @@ impl RemoteShared {
         if data.is_empty() {
             request = self.with_groups(cx, request);
         }
-        self.asking(cx, opcode, || {
+        self.run_request(cx, opcode, || {
             self.connection.request(cx, request.finish(data.len()), data, checked)
         })
     }
@@ -550,7 +550,7 @@ impl RemoteShared {
     }
 
     /// Runs `ask`, which makes a request of `opcode`, with the steps before and after each request.
-    fn asking<T>(
+    fn run_request<T>(
         &self,
         cx: &Context<'_>,
         opcode: Opcode,
@@ -582,7 +582,7 @@ impl RemoteShared {
     /// Sends DESTROY, and ends the connection.
     fn part(&self) {
         if self.connection.is_own() && !self.connection.is_dead() {
-            if self.opened_ahead.owes() {
+            if self.opened_ahead.must_report_read() {
                 self.send_last_closing(DESTROY_PATIENCE);
             }
             self.send_forgets();
@@ -646,11 +646,11 @@ fn introduce(
     let mut request = init::request(names);
     let cx = Context::new(Caller::default());
     let answer = connection.request_with_timeout(patience, &cx, request.finish(0), init::answer);
-    ServerAgreement::from_init_reply(&answer.map_err(not_begun)?)
+    ServerAgreement::from_init_reply(&answer.map_err(init_error)?)
 }
 
 /// The error of a server that answers INIT by `errno`, or does not answer.
-fn not_begun(errno: Errno) -> RemoteError {
+fn init_error(errno: Errno) -> RemoteError {
     match errno {
         Errno::EMFILE => RemoteError::UserIsFull,
         Errno::ENFILE => RemoteError::ServerIsFull,

@@ -102,7 +102,7 @@ impl ListingPrefetch {
 
     /// True if an open requests entries.
     fn wants(&self) -> bool {
-        self.read().len() < MOST && self.interest.asks()
+        self.read().len() < MOST && self.interest.should_request()
     }
 
     /// The directory is closed.
@@ -121,7 +121,7 @@ impl NextListings {
     }
 
     /// The directories in the listing of `dir` are the next ones.
-    fn lists(&mut self, dir: Ino, entries: &[u8]) {
+    fn record_listing(&mut self, dir: Ino, entries: &[u8]) {
         let listed = ListingEntries::new(entries, false).filter_map(Result::ok);
         let dirs = listed.filter(|entry| {
             entry.kind == FileKind::Directory && !matches!(entry.name, b"." | b"..")
@@ -172,13 +172,13 @@ impl RemoteShared {
             Some(next) => next,
             None => {
                 let links = opening(cx, ino, flags);
-                (self.request_chain(cx, (cx.caller, ino), (&links, 3), decoded)?, version)
+                (self.request_chain(cx, (cx.caller, ino), (&links, 3), decode_answers)?, version)
             }
         };
         let (opened, entries) = listed;
         if let Some((entries, is_all)) = entries {
             self.paths.record_read(ino);
-            self.listed_ahead.with_next(|next| next.lists(ino, &entries));
+            self.listed_ahead.with_next(|next| next.record_listing(ino, &entries));
             let was_read = AtomicBool::new(false);
             let ahead = PrefetchedListing { ino, version, entries, is_all, was_read };
             self.listed_ahead.write().insert(opened.fh, Arc::new(ahead));
@@ -214,7 +214,7 @@ impl RemoteShared {
             };
         }
         // Another directory is opened, or this one has changed.
-        self.close_asked(Some(asked));
+        self.close_pending(Some(asked));
         Ok(None)
     }
 
@@ -229,7 +229,8 @@ impl RemoteShared {
         let next = ahead.with_next(|next| next.dirs.front().cloned());
         // A device that does not answer holds up only its own callers.
         let next = next.filter(|(ino, ..)| device_of(*ino) == device_of(now));
-        let Some((ino, parent, name)) = next.filter(|_| ahead.interest_in_next.asks()) else {
+        let Some((ino, parent, name)) = next.filter(|_| ahead.interest_in_next.should_request())
+        else {
             return;
         };
         let known =
@@ -243,7 +244,7 @@ impl RemoteShared {
         let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
         let asked = PendingListing { begun, ino, by, version };
         // Another thread may have made a request meanwhile.
-        self.close_asked(ahead.with_next(|next| next.asked.replace(asked)));
+        self.close_pending(ahead.with_next(|next| next.asked.replace(asked)));
     }
 
     /// Closes the directory that was requested in advance, if `is_due` holds for its inode and the version of its
@@ -252,11 +253,11 @@ impl RemoteShared {
         let ahead = &self.listed_ahead;
         if ahead.has_asked.load(Ordering::Relaxed) {
             let is_due = |asked: &mut PendingListing| is_due((asked.ino, asked.version));
-            self.close_asked(ahead.with_next(|next| next.asked.take_if(is_due)));
+            self.close_pending(ahead.with_next(|next| next.asked.take_if(is_due)));
         }
     }
 
-    fn close_asked(&self, asked: Option<PendingListing>) {
+    fn close_pending(&self, asked: Option<PendingListing>) {
         let Some(asked) = asked else { return };
         let (ino, cx) = (asked.ino, Context::new(asked.by.caller()));
         if let Ok((opened, _)) = self.take_listed(&cx, asked) {
@@ -267,7 +268,7 @@ impl RemoteShared {
     }
 
     fn take_listed(&self, cx: &Context<'_>, asked: PendingListing) -> Result<ListedDirectory> {
-        self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decoded))
+        self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decode_answers))
     }
 
     /// Lists from the entries in the reply to the open of the directory. Returns false if they do not hold, or if
@@ -316,7 +317,7 @@ fn opening(cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> RequestChain {
 }
 
 /// The answers to [`opening`].
-fn decoded(answers: &[(i32, &[u8])]) -> Result<ListedDirectory> {
+fn decode_answers(answers: &[(i32, &[u8])]) -> Result<ListedDirectory> {
     let (error, body) = answers[0];
     if error != 0 {
         return Err(Errno::from_raw(-error));

@@ -85,39 +85,39 @@ impl NoticeQueue {
     fn deliver_notice(&self, listener: &dyn Notify, code: NotifyCode, body: &[u8]) -> Result<()> {
         match code {
             NotifyCode::Poll => {
-                let kh = fixed::<abi::NotifyPollWakeupOut>(body)?.0.kh;
+                let kh = split_fixed::<abi::NotifyPollWakeupOut>(body)?.0.kh;
                 listener.poll_wake(PollHandle(kh))
             }
             NotifyCode::InvalInode => {
-                let out = fixed::<abi::NotifyInvalInodeOut>(body)?.0;
+                let out = split_fixed::<abi::NotifyInvalInodeOut>(body)?.0;
                 let range = u64::try_from(out.off).ok().map(|off| (off, out.len.max(0) as u64));
                 listener.invalidate_inode(Ino(out.ino), range)
             }
             NotifyCode::InvalEntry => {
-                let (out, rest) = fixed::<abi::NotifyInvalEntryOut>(body)?;
+                let (out, rest) = split_fixed::<abi::NotifyInvalEntryOut>(body)?;
                 let expire_only = out.flags & abi::FUSE_EXPIRE_ONLY != 0;
                 listener.invalidate_entry(Ino(out.parent), name(rest, out.namelen)?, expire_only)
             }
             NotifyCode::Delete => {
-                let (out, rest) = fixed::<abi::NotifyDeleteOut>(body)?;
-                listener.deleted(Ino(out.parent), Ino(out.child), name(rest, out.namelen)?)
+                let (out, rest) = split_fixed::<abi::NotifyDeleteOut>(body)?;
+                listener.notify_delete(Ino(out.parent), Ino(out.child), name(rest, out.namelen)?)
             }
             NotifyCode::Store => {
-                let (out, data) = fixed::<abi::NotifyStoreOut>(body)?;
+                let (out, data) = split_fixed::<abi::NotifyStoreOut>(body)?;
                 if data.len() != out.size as usize {
                     return Err(Errno::EIO);
                 }
                 listener.store(Ino(out.nodeid), out.offset, data)
             }
             NotifyCode::Retrieve => {
-                let out = fixed::<abi::NotifyRetrieveOut>(body)?.0;
+                let out = split_fixed::<abi::NotifyRetrieveOut>(body)?.0;
                 self.retrieve(listener, &out)
             }
             // A request cannot have been lost.
             NotifyCode::Resend => Ok(()),
             NotifyCode::IncEpoch => listener.increment_epoch(),
             NotifyCode::Prune => {
-                let (out, rest) = fixed::<abi::NotifyPruneOut>(body)?;
+                let (out, rest) = split_fixed::<abi::NotifyPruneOut>(body)?;
                 if rest.len() != (out.count as usize).saturating_mul(8) {
                     return Err(Errno::EIO);
                 }
@@ -143,7 +143,7 @@ impl NoticeQueue {
     }
 }
 
-fn fixed<T: FromBytes>(body: &[u8]) -> Result<(T, &[u8])> {
+fn split_fixed<T: FromBytes>(body: &[u8]) -> Result<(T, &[u8])> {
     T::read_from_prefix(body).map_err(|_| Errno::EIO)
 }
 

@@ -110,7 +110,7 @@ struct PrefetchRequest {
 }
 
 impl PrefetchedFile {
-    fn closing(&self, ino: Ino) -> AheadClose {
+    fn make_close(&self, ino: Ino) -> AheadClose {
         AheadClose { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.by.flags.0, has_read: 0 }
     }
 }
@@ -129,7 +129,7 @@ impl PrefetchedFiles {
         self.ready.retain(|&ino, ready| {
             let stays = keeps(ino, ready);
             if !stays {
-                closing.push(ready.closing(ino));
+                closing.push(ready.make_close(ino));
             }
             stays
         });
@@ -154,7 +154,7 @@ impl OpenPrefetch {
     }
 
     /// True if the server has to be notified that a file was read.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn must_report_read(&self) -> bool {
         self.owes.load(Ordering::Acquire)
     }
 
@@ -214,7 +214,7 @@ impl RemoteShared {
             self.request_files_in_background(cx, kind);
             return Some(opened);
         }
-        if self.take_asked(cx, |asking| asking.kind == kind)
+        if self.take_pending(cx, |asking| asking.kind == kind)
             && let Some(opened) = self.take_ready(versions, *ino, kind)
         {
             return Some(opened);
@@ -245,7 +245,7 @@ impl RemoteShared {
             let ready = files.ready.remove(&ino)?;
             // The file may have been opened by another one of its names.
             if ready.kind.by != kind.by || versions.attributes(ino) != Some(ready.version) {
-                files.closing.push(ready.closing(ino));
+                files.closing.push(ready.make_close(ino));
                 return None;
             }
             files.given.insert(ready.opened.fh);
@@ -263,7 +263,7 @@ impl RemoteShared {
 
     /// Counts a file of `dir` that was not ready. Returns the position from which to request several, if it is time.
     fn count_miss(&self, dir: Ino) -> Option<u64> {
-        if !self.whole.pays() {
+        if !self.whole.is_worthwhile() {
             return None;
         }
         self.opened_ahead.with(|files| {
@@ -311,7 +311,7 @@ impl RemoteShared {
     }
 
     /// Takes the reply to a request for further files, if `is_due` holds for it. Returns true if there was one.
-    fn take_asked(
+    fn take_pending(
         &self,
         cx: &Context<'_>,
         is_due: impl FnOnce(&mut PendingPrefetch) -> bool,
@@ -348,13 +348,13 @@ impl RemoteShared {
             let (dir, gains) = files.dir(kind.dir);
             let is_end = dir.next != 0 && next == 0;
             dir.next = next;
-            if gains.have_paid() && (is_end || !all.is_empty()) {
+            if gains.was_worthwhile() && (is_end || !all.is_empty()) {
                 dir.asked.expect_prefetch();
             }
             for (ino, one) in all {
                 // A file with two names is opened twice.
                 let former = files.ready.insert(ino, one);
-                files.closing.extend(former.map(|former| former.closing(ino)));
+                files.closing.extend(former.map(|former| former.make_close(ino)));
             }
         });
         Ok(())
@@ -416,7 +416,7 @@ impl RemoteShared {
             let (caller, first) =
                 ahead.with(|files| (files.caller, files.closing.first().map(|one| Ino(one.ino))));
             let cx = Context::new(caller);
-            if self.take_asked(&cx, |asking| asking.owes) {
+            if self.take_pending(&cx, |asking| asking.owes) {
                 continue;
             }
             let Some(first) = first else { return };
@@ -439,7 +439,7 @@ impl RemoteShared {
         }
         if let Some(versions) = versions {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
-            self.take_asked(&cx, |asking| device_of(asking.kind.dir) == device_of(dir));
+            self.take_pending(&cx, |asking| device_of(asking.kind.dir) == device_of(dir));
             self.opened_ahead.with(|files| {
                 files.keep(|ino, ready| versions.attributes(ino) == Some(ready.version));
             });
@@ -452,7 +452,7 @@ impl RemoteShared {
         self.close_next(|_| true);
         if self.opened_ahead.knows_any() {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
-            self.take_asked(&cx, |_| true);
+            self.take_pending(&cx, |_| true);
             self.opened_ahead.with(|files| files.keep(|_, _| false));
             self.send_closing();
         }
@@ -507,7 +507,7 @@ mod tests {
         output
     }
 
-    fn decoded(output: &[u8]) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
+    fn decode_files(output: &[u8]) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
         let by = OpenIdentity::from_context(&Context::new(Caller::default()), OpenFlags(0));
         let kind = PrefetchKind { dir: Ino(2), by };
         decode_opened_files(output, kind)
@@ -516,15 +516,15 @@ mod tests {
     #[test]
     fn an_answer_has_files_with_their_bytes() {
         let output = answer(&[(3, b"three"), (4, b""), (5, &[5; 32768])]);
-        let (next, all) = decoded(&output).unwrap();
+        let (next, all) = decode_files(&output).unwrap();
         let bytes: Vec<_> = all.iter().map(|(ino, ready)| (ino.0, ready.bytes.len())).collect();
         assert_eq!((next, bytes), (7, vec![(3, 5), (4, 0), (5, 32768)]));
         assert_eq!((all[0].1.version, all[0].1.opened.fh), (9, Fh(5)));
         let many: Vec<(u64, &[u8])> =
             (2..=AHEAD_MAX as u64 + 2).map(|ino| (ino, &[][..])).collect();
         let wrong = [answer(&[(1, b"root")]), answer(&[(0, b"none")]), answer(&many)];
-        assert!(wrong.iter().all(|output| decoded(output).is_err()));
-        assert!(decoded(&answer(&[(3, &[3; 32769])])).is_err(), "longer than a small file");
+        assert!(wrong.iter().all(|output| decode_files(output).is_err()));
+        assert!(decode_files(&answer(&[(3, &[3; 32769])])).is_err(), "longer than a small file");
     }
 
     /// A server may send wrong data.
@@ -532,13 +532,13 @@ mod tests {
     fn any_bytes_are_an_answer_or_an_error() {
         let good = answer(&[(3, b"three"), (4, b"four")]);
         for len in 0..good.len() {
-            let _ = decoded(&good[..len]);
+            let _ = decode_files(&good[..len]);
         }
         for at in 0..good.len() {
             for value in [0, 1, 7, 128, 255] {
                 let mut changed = good.clone();
                 changed[at] = value;
-                let _ = decoded(&changed);
+                let _ = decode_files(&changed);
             }
         }
     }

@@ -134,7 +134,7 @@ impl ServedNameCache {
                 let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
                 told.copied().filter(holds)
             };
-            let Some(told) = self.shared(dir, bytes).filter(holds).or_else(own) else {
+            let Some(told) = self.find_shared(dir, bytes).filter(holds).or_else(own) else {
                 return KnownPrefix::From { dir, at, open_to_all };
             };
             let open_after = open_to_all && told.open_to_all;
@@ -164,7 +164,7 @@ impl ServedNameCache {
     }
 
     /// Looks up the name in the name memory of clients with the same rights.
-    fn shared(&self, dir: Ino, name: &[u8]) -> Option<ServedName> {
+    fn find_shared(&self, dir: Ino, name: &[u8]) -> Option<ServedName> {
         let found = self.shared.get()?.as_ref()?.find(dir.0, name)?;
         let inode = match found.inode {
             None => None,
@@ -229,7 +229,7 @@ impl ServedNameCache {
     }
 
     /// Counts a name of `dir` that was requested alone. True if it is time to request all names.
-    fn asks_for_all(&self, dir: Ino) -> bool {
+    fn count_single_request(&self, dir: Ino) -> bool {
         let mut known = self.write();
         let KnownNames { dirs, gains, .. } = &mut *known;
         dirs.entry(dir).or_default().asked.is_enough(gains)
@@ -313,7 +313,7 @@ impl RemoteShared {
         versions: &dyn Versions,
         path: (Ino, NormalPath<'_>),
     ) -> Option<PathResolution> {
-        let owes = |ino, version| self.whole.owes(ino, version);
+        let owes = |ino, version| self.whole.must_report_read(ino, version);
         match self.paths.walk(versions, &owes, path) {
             KnownPrefix::Known(resolved, _) => Some(resolved),
             KnownPrefix::From { .. } => None,
@@ -348,7 +348,7 @@ impl RemoteShared {
         if self.connection.has_ended() {
             return Err(Errno::ENOTCONN);
         }
-        let owes = |ino, version| self.whole.owes(ino, version);
+        let owes = |ino, version| self.whole.must_report_read(ino, version);
         self.paths.shared.get_or_init(|| self.request_shared_names());
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, &owes, (from, path)) {
             KnownPrefix::Known(resolved, dir) => {
@@ -424,7 +424,9 @@ impl RemoteShared {
         };
         self.paths.keep(versions, before, &told);
         let parent = told.last().map_or(from, |(dir, ..)| *dir);
-        if matches!(resolved, PathResolution::Inode { .. }) && self.paths.asks_for_all(parent) {
+        if matches!(resolved, PathResolution::Inode { .. })
+            && self.paths.count_single_request(parent)
+        {
             // The result is known already, so that a failure does not matter.
             let _ = self.request_names(cx, versions, parent);
         }
@@ -490,7 +492,7 @@ mod tests {
     fn all_names_are_asked_for_at_once_while_most_of_them_are_used() {
         let paths = ServedNameCache::default();
         let asks = |dir: u64, most: usize| {
-            let asked = (1..=most).find(|_| paths.asks_for_all(Ino(dir)));
+            let asked = (1..=most).find(|_| paths.count_single_request(Ino(dir)));
             asked.inspect(|_| paths.count_names(50))
         };
         let uses = |count| paths.hits.fetch_add(count, Ordering::Relaxed);

@@ -13,7 +13,7 @@ pub(super) struct PrefetchInterest(AtomicU32);
 
 impl PrefetchInterest {
     /// True if this open requests the data.
-    pub(super) fn asks(&self) -> bool {
+    pub(super) fn should_request(&self) -> bool {
         let before = self.0.load(Ordering::Relaxed);
         if before < UNUSED {
             return true;
@@ -23,7 +23,7 @@ impl PrefetchInterest {
     }
 
     /// True if fewer than `UNUSED` replies in a row were unused.
-    pub(super) fn pays(&self) -> bool {
+    pub(super) fn is_worthwhile(&self) -> bool {
         self.0.load(Ordering::Relaxed) < UNUSED
     }
 
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn what_nobody_uses_is_asked_for_rarely_until_it_is_used() {
         let interest = PrefetchInterest::default();
-        let asks = |opens: u32| (0..opens).filter(|_| interest.asks()).count();
+        let asks = |opens: u32| (0..opens).filter(|_| interest.should_request()).count();
         assert_eq!(asks(100), 100);
         (0..UNUSED).for_each(|_| interest.note(false));
         assert_eq!(asks(10 * RARELY), 10);

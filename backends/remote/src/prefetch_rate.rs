@@ -32,7 +32,7 @@ impl PrefetchRate {
     }
 
     /// True if the previous batch had paid off when the last one arrived.
-    pub(super) fn have_paid(&self) -> bool {
+    pub(super) fn was_worthwhile(&self) -> bool {
         self.row > 0
     }
 

@@ -82,7 +82,7 @@ impl RequestSlots {
     }
 
     /// The slots that were made.
-    fn made(&self) -> impl Iterator<Item = &RequestSlot> {
+    fn iter_made(&self) -> impl Iterator<Item = &RequestSlot> {
         self.groups.iter().filter_map(OnceLock::get).flatten()
     }
 
@@ -148,7 +148,7 @@ impl RequestSlots {
 
     /// Answers every waiting request with `errno`.
     pub(super) fn answer_all(&self, errno: Errno) {
-        for slot in self.made() {
+        for slot in self.iter_made() {
             let unique = slot.unique.load(Ordering::SeqCst);
             self.answer(unique, Err(errno));
         }
@@ -202,7 +202,7 @@ impl RequestSlots {
 
     /// The number of requests that wait for a reply.
     pub(super) fn in_flight(&self) -> usize {
-        self.made().filter(|slot| slot.unique.load(Ordering::Relaxed) != 0).count()
+        self.iter_made().filter(|slot| slot.unique.load(Ordering::Relaxed) != 0).count()
     }
 }
 

@@ -46,7 +46,7 @@ impl Versions for ServerVersions {
         self.0.global_version()
     }
 
-    fn after_one(&self, all: u64) -> u64 {
+    fn successor_of(&self, all: u64) -> u64 {
         VersionReader::version_after_one(all)
     }
 

@@ -60,12 +60,12 @@ impl WholeFiles {
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let is_read = flags.access() != AccessMode::Write && flags.0 & NO_BYTES == 0;
         let interest = &self.interest[usize::from(writes(flags))];
-        is_read && self.has_room() && interest.asks()
+        is_read && self.has_room() && interest.should_request()
     }
 
     /// True if files that are open for reading are read from their bytes, so that it pays to have more of them.
-    pub(super) fn pays(&self) -> bool {
-        self.interest[0].pays() && self.has_room()
+    pub(super) fn is_worthwhile(&self) -> bool {
+        self.interest[0].is_worthwhile() && self.has_room()
     }
 
     /// True if one more file may have bytes.
@@ -95,21 +95,21 @@ impl WholeFiles {
         let Some(whole) = self.write().remove(&fh) else { return false };
         let was_read = whole.was_read.load(Ordering::Relaxed);
         self.interest[usize::from(whole.writes)].note(was_read);
-        if whole.is_owed() {
+        if whole.is_unreported() {
             self.posted.add(whole.ino.0, whole.version);
         }
         self.report_read(&whole)
     }
 
     /// True if the server may not know yet that a file was read, whose attributes still have this version.
-    pub(super) fn owes(&self, ino: Ino, version: u64) -> bool {
+    pub(super) fn must_report_read(&self, ino: Ino, version: u64) -> bool {
         self.posted.has(ino.0, version)
             || self.owed.load(Ordering::Acquire) > 0
-                && self.read().values().any(|whole| whole.ino == ino && whole.is_owed())
+                && self.read().values().any(|whole| whole.ino == ino && whole.is_unreported())
     }
 
     /// Returns the files with reads of which the server has to be notified.
-    fn take_owed(&self) -> Vec<File> {
+    fn take_unreported(&self) -> Vec<File> {
         let files = self.read();
         let owed = files.iter().filter(|(_, whole)| self.report_read(whole));
         owed.map(|(fh, whole)| File { ino: whole.ino, fh: *fh }).collect()
@@ -117,7 +117,7 @@ impl WholeFiles {
 }
 
 impl WholeFile {
-    fn is_owed(&self) -> bool {
+    fn is_unreported(&self) -> bool {
         self.is_owed.load(Ordering::Acquire)
     }
 }
@@ -183,13 +183,13 @@ impl RemoteShared {
         if matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release) {
             return;
         }
-        if self.opened_ahead.owes() {
+        if self.opened_ahead.must_report_read() {
             self.send_closing();
         }
         if self.whole.owed.load(Ordering::Acquire) == 0 {
             return;
         }
-        for file in self.whole.take_owed() {
+        for file in self.whole.take_unreported() {
             let read = abi::ReadIn { fh: file.fh.0, size: 1, ..Default::default() };
             let request = EncodedRequest::new(Opcode::Read, cx, file.ino).with(&read);
             let mut byte = [0];

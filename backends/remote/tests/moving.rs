@@ -24,7 +24,7 @@ fn attr(ino: Ino) -> Attr {
     let kind = if ino == FILE { FileKind::Regular } else { FileKind::Directory };
     let node = NewNode::new(kind, 0o755, Caller::default());
     // Its birth is the same for all servers.
-    Attr { btime: None, ..Attr::of_new(ino, &node) }
+    Attr { btime: None, ..Attr::for_new(ino, &node) }
 }
 
 impl FileSystem for OneFile {

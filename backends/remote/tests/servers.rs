@@ -91,7 +91,7 @@ fn read(client: &RemoteClient, len: usize) -> Result<Vec<u8>> {
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
     client.read(&context(), FILE, ReadArgs::default(), &mut out)?;
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     Ok(bytes)
 }
@@ -365,7 +365,7 @@ impl Notify for BusyListener {
         self.heard.fetch_add(100, Ordering::SeqCst);
         Ok(())
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
     defuse_fs::caches_no_data!();
@@ -403,7 +403,7 @@ fn waiting_threads_deliver_notifications_and_invalid_ones_are_ignored() {
         Some(says)
     });
     let ear = Arc::new(BusyListener { heard: AtomicUsize::new(0), polled: AtomicBool::new(false) });
-    client.attached(defuse_fs::Origin::new(), Arc::clone(&ear) as Arc<dyn Notify>);
+    client.attach(defuse_fs::Origin::new(), Arc::clone(&ear) as Arc<dyn Notify>);
     assert_eq!(client.lookup(&context(), Ino::ROOT, name()), Err(Errno::ENOENT));
     assert_eq!(ear.heard.load(Ordering::SeqCst), 1);
     // A poll makes no further request, but is notified nevertheless.

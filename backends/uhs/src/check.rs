@@ -8,7 +8,7 @@ use defuse_fs::source::{NoWatch, WorkWatch};
 use crate::commit::CommitRules;
 use crate::load;
 use crate::names::LoadProblem;
-use crate::store::{StoreError, bad_copies, snapshot, survey_with_slots};
+use crate::store::{StoreError, find_bad, snapshot, survey_with_slots};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) fn check_watched(
 ) -> Result<CheckReport, StoreError> {
     let survey = survey_with_slots(&**device, CommitRules::ALL, |_| {}, watch)?;
     let (names, pool, problems) = load::load(&**device, &survey, u64::MAX, watch)?;
-    let copies = bad_copies(&**device)?;
+    let copies = find_bad(&**device)?;
     Ok(CheckReport {
         problems,
         inodes: names.count().0,

@@ -135,7 +135,8 @@ impl Uhs {
         target: Option<&[u8]>,
         opens: bool,
     ) -> Result<Entry> {
-        let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
+        let (keeps_sgid, given) =
+            (cx.caller.uid == 0, self.engine.frontends().name_lifetime(cx.origin));
         let making = InodeCreation { node, target, keeps_sgid, opens, sure: false, given };
         self.change_names(cx, || {
             let make = |names: &NameStore, handle: &GroupReadGuard<'_>| {
@@ -153,7 +154,7 @@ impl Uhs {
         change: impl FnOnce() -> Result<(T, [Ino; N])>,
     ) -> Result<T> {
         let (answer, inodes) = change()?;
-        self.engine.frontends().names_changed(cx.origin, &inodes);
+        self.engine.frontends().notify_names(cx.origin, &inodes);
         Ok(answer)
     }
 
@@ -166,7 +167,7 @@ impl Uhs {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let answer = change();
-        self.engine.frontends().attributes_changed(cx.origin, &inodes);
+        self.engine.frontends().notify_attributes(cx.origin, &inodes);
         answer
     }
 
@@ -181,7 +182,7 @@ impl Uhs {
     }
 
     fn set_attributes(&self, cx: &Context<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
-        let valid_for = self.engine.frontends().attributes_told();
+        let valid_for = self.engine.frontends().reply_attribute_lifetime();
         self.change_attributes(cx, [ino], || self.engine.setattr(ino.0, set, valid_for))
     }
 
@@ -200,7 +201,7 @@ fn read(
     out: &mut ReadBuf<'_>,
 ) -> Result<()> {
     if engine.read(file.ino.0, (args.offset, args.flags), out)? {
-        engine.frontends().attributes_changed(origin, &[file.ino]);
+        engine.frontends().notify_attributes(origin, &[file.ino]);
     }
     Ok(())
 }
@@ -214,7 +215,7 @@ fn write(
     data: &mut WriteBuf<'_>,
 ) -> Result<usize> {
     let taken = write_parts(engine, file, args, data);
-    engine.frontends().attributes_changed(origin, &[file.ino]);
+    engine.frontends().notify_attributes(origin, &[file.ino]);
     let taken = taken?;
     if args.flags.0 & OpenFlags::SYNC != 0 {
         engine.sync_file(file.ino.0)?;
@@ -320,23 +321,23 @@ impl FileSystem for Uhs {
         self.engine.notes()
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
-        self.engine.frontends().attach(origin, notify, || self.engine.names().looked_up());
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.engine.frontends().attach(origin, notify, || self.engine.names().list_known());
         self.start_committing();
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         self.engine.frontends().detach(origin);
         self.engine.sync_all()
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.engine.frontends().names(cx.origin);
+        let given = self.engine.frontends().name_lifetime(cx.origin);
         self.engine.names().lookup(given, parent.0, name)
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
-        let given = self.engine.frontends().names(cx.origin);
+        let given = self.engine.frontends().name_lifetime(cx.origin);
         self.engine.names().lookup_parent(given, ino.0)
     }
 
@@ -346,7 +347,7 @@ impl FileSystem for Uhs {
 
     fn forget(&self, ino: Ino, lookups: u64) {
         if ino != Ino::ROOT && self.engine.forget(ino.0, lookups) {
-            self.engine.frontends().forgotten(ino);
+            self.engine.frontends().record_forget(ino);
         }
     }
 
@@ -393,7 +394,7 @@ impl FileSystem for Uhs {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.engine.frontends().names(cx.origin);
+        let given = self.engine.frontends().name_lifetime(cx.origin);
         self.change_names(cx, || {
             Ok((self.engine.link(ino.0, (parent.0, name), given)?, [parent, ino]))
         })
@@ -436,14 +437,14 @@ impl FileSystem for Uhs {
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let target = self.engine.readlink(ino.0)?;
-        if self.engine.names().accessed(ino.0) {
-            self.engine.frontends().attributes_changed(cx.origin, &[ino]);
+        if self.engine.names().record_access(ino.0) {
+            self.engine.frontends().notify_attributes(cx.origin, &[ino]);
         }
         Ok(target)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        let valid_for = self.engine.frontends().attributes(cx.origin, ino);
+        let valid_for = self.engine.frontends().attribute_lifetime(cx.origin, ino);
         self.engine.names().attr(ino.0, valid_for)
     }
 
@@ -472,7 +473,7 @@ impl FileSystem for Uhs {
     ) -> Result<Xattr> {
         if name.is_acl() {
             // The kernel caches it with the attributes.
-            self.engine.frontends().attributes(cx.origin, ino);
+            self.engine.frontends().attribute_lifetime(cx.origin, ino);
         }
         self.engine.names().getxattr(ino.0, name, room)
     }
@@ -497,8 +498,9 @@ impl FileSystem for Uhs {
         names.record_open(ino.0)?;
         let dates = args.flags.readable() && !args.flags.has(OpenFlags::NOATIME);
         // The reads that follow come from pages of the frontend.
-        if dates && self.engine.frontends().reads_own_pages(cx.origin) && names.accessed(ino.0) {
-            self.engine.frontends().access_dated(ino);
+        if dates && self.engine.frontends().reads_own_pages(cx.origin) && names.record_access(ino.0)
+        {
+            self.engine.frontends().notify_access_time(ino);
         }
         Ok(self.make_open_reply())
     }
@@ -525,7 +527,8 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
-        let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
+        let (keeps_sgid, given) =
+            (cx.caller.uid == 0, self.engine.frontends().name_lifetime(cx.origin));
         let making = InodeCreation {
             node: &node,
             target: None,
@@ -633,11 +636,11 @@ impl FileSystem for Uhs {
             }
             *end
         };
-        if names.accessed(dir.ino.0) {
-            self.engine.frontends().attributes_changed(cx.origin, &[dir.ino]);
+        if names.record_access(dir.ino.0) {
+            self.engine.frontends().notify_attributes(cx.origin, &[dir.ino]);
         }
         let frontends = &self.engine.frontends();
-        let given = frontends.lists_entries().then(|| frontends.names(cx.origin));
+        let given = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
         names.list(dir.ino.0, (from, end), given, out)
     }
 
@@ -693,6 +696,10 @@ impl FileSystem for Uhs {
 
 impl Shortcuts for Uhs {
     fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
-        self.engine.names().resolve(from.0, path, self.engine.frontends().attributes_told())
+        self.engine.names().resolve(
+            from.0,
+            path,
+            self.engine.frontends().reply_attribute_lifetime(),
+        )
     }
 }

@@ -79,7 +79,7 @@ pub fn image(script: &[u8]) {
 ///
 /// When a bug shows itself.
 pub fn snapshot(script: &[u8]) {
-    let ram = cleanly_ended_image().fork();
+    let ram = make_clean_image().fork();
     forge_snapshot(&ram, script);
     let device: Arc<dyn BlockDevice> = Arc::new(ram);
     let options = UhsOptions {
@@ -101,7 +101,7 @@ pub fn snapshot(script: &[u8]) {
 }
 
 /// An image after a clean end.
-fn cleanly_ended_image() -> &'static RamDevice {
+fn make_clean_image() -> &'static RamDevice {
     static ENDED: OnceLock<RamDevice> = OnceLock::new();
     ENDED.get_or_init(|| {
         let ram = base().fork();
@@ -287,7 +287,7 @@ mod tests {
                 change[2] = [0, 1, 2, 0xff, change[2]][random.usize(..5)];
             }
             super::snapshot(&script);
-            let ram = super::cleanly_ended_image().fork();
+            let ram = super::make_clean_image().fork();
             let forged = super::forge_snapshot(&ram, &script);
             assert!(forged.is_some(), "there is a snapshot");
             let superblock = crate::store::superblock(&ram).unwrap();

@@ -70,11 +70,11 @@ impl BlockIo {
     }
 
     /// Blocks of one operation of this device at most.
-    pub(crate) fn gathered(&self) -> usize {
+    pub(crate) fn gather_limit(&self) -> usize {
         self.gathered
     }
 
-    /// Reads runs of blocks, each into its frames, of [`gathered`](BlockIo::gathered) blocks at most. They come back in
+    /// Reads runs of blocks, each into its frames, of [`gather_limit`](BlockIo::gather_limit) blocks at most. They come back in
     /// order.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ pub(crate) fn load(
     let mut loading = InodeLoader::begin(Arc::clone(&pool), found.next_ino);
     let mut at = 0;
     survey.for_each_body(device, false, |ino, body| {
-        if at % LOOKED_AT == 0 && watch.ends("loading inodes", at, all) {
+        if at % LOOKED_AT == 0 && watch.report_progress("loading inodes", at, all) {
             return Err(StoreError::Interrupted);
         }
         at += 1;
@@ -135,17 +135,17 @@ fn restore_by(
     let read = |segment: &SnapshotSegment| snapshot::segment(device, segment);
     let restored = NameStore::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
     let found =
-        restored.and_then(|(names, told)| Some((names, recovered(superblock, header, told)?)));
+        restored.and_then(|(names, told)| Some((names, recover_state(superblock, header, told)?)));
     if found.is_none() {
         log::warn!("the snapshot is damaged: all inodes are read");
     }
     let (names, found) = found?;
     pool.set_slots(slots(superblock), chunks_left(superblock));
-    Some((SlotSurvey::restored(superblock.clone(), found), names, pool))
+    Some((SlotSurvey::from_snapshot(superblock.clone(), found), names, pool))
 }
 
 /// The state of the slots; `None` if they cannot be so.
-fn recovered(
+fn recover_state(
     superblock: &Superblock,
     header: &SnapshotHeader,
     told: SnapshotSlots,

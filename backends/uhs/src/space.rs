@@ -276,12 +276,13 @@ impl BlockSpace {
     fn find(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<(usize, u32, u32)> {
         let after = near.map_or(0, |block| block + 1);
         let unit = (after / UNIT_BLOCKS) as usize;
-        let fresh = |space: &BlockSpace| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
+        let fresh =
+            |space: &BlockSpace| space.find_unused(unit, keep).map(|unit| (unit, 0, BLOCKS));
         (count == BLOCKS)
             .then(|| fresh(self))
             .flatten()
             .or_else(|| near.and_then(|_| self.find_beside(after, count)))
-            .or_else(|| self.roomy(count))
+            .or_else(|| self.find_roomy(count))
             .or_else(|| fresh(self))
     }
 
@@ -293,7 +294,8 @@ impl BlockSpace {
         keep: u32,
     ) -> Option<BlockRun> {
         let count = count.clamp(1, BLOCKS);
-        let unit = self.fresh(near.map_or(0, |block| (block / UNIT_BLOCKS) as usize), keep)?;
+        let unit =
+            self.find_unused(near.map_or(0, |block| (block / UNIT_BLOCKS) as usize), keep)?;
         self.set((unit, 0, count), true);
         Some(BlockRun { block: unit as u64 * UNIT_BLOCKS, count })
     }
@@ -312,7 +314,7 @@ impl BlockSpace {
     }
 
     /// Free blocks of a unit of small blocks: the unit of the last search, or one with much room.
-    fn roomy(&mut self, count: u32) -> Option<(usize, u32, u32)> {
+    fn find_roomy(&mut self, count: u32) -> Option<(usize, u32, u32)> {
         let enough = count.min(ROOMS[ROOMS.len() - 1]);
         let is_small = |unit: &u32| !matches!(*unit, FREE | SLOTS | FULL);
         let last = self.units.get(self.cursor).filter(|unit| is_small(unit));
@@ -339,7 +341,7 @@ impl BlockSpace {
     /// Up to `count` units of small blocks with the most free blocks, in order. Each has at least `least` free blocks.
     /// Their used blocks together are at most `most`, and fit well into all other units. The units in `without` are
     /// excluded.
-    pub(crate) fn emptiest(
+    pub(crate) fn find_emptiest(
         &self,
         count: usize,
         (least, most): (u32, u64),
@@ -401,7 +403,7 @@ impl BlockSpace {
     }
 
     /// A unit that nothing uses, the first from `unit` on.
-    fn fresh(&self, unit: usize, keep: u32) -> Option<usize> {
+    fn find_unused(&self, unit: usize, keep: u32) -> Option<usize> {
         (self.free_units > keep).then(|| self.free.next_around(unit)).flatten()
     }
 

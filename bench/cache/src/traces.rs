@@ -49,14 +49,14 @@ pub fn make_all(uses: usize, seed: u64) -> Vec<ExtentTrace> {
         users::zipf_flat,
         users::zipf_steep,
         users::shifting,
-        users::scans,
-        users::looping,
-        users::loops_of_lengths,
+        users::add_scans,
+        users::add_loops,
+        users::add_loops_of_lengths,
         users::eight_apart,
         users::common_quarter,
         users::common_half,
         users::common_most,
-        users::passes,
+        users::add_passes,
         users::walk_one_tree,
         mixes::webserver,
         mixes::varmail,
@@ -105,7 +105,7 @@ impl TraceMaker {
         (self.uses as u64 / 16).max(64)
     }
 
-    fn named(&mut self, name: &'static str, overlap: TraceOverlap, extents: u64) {
+    fn set_name(&mut self, name: &'static str, overlap: TraceOverlap, extents: u64) {
         (self.trace.name, self.trace.overlap) = (name, overlap);
         self.trace.bytes = extents * EXTENT;
     }

@@ -40,9 +40,9 @@ impl CpuSample {
     }
 
     /// The CPU time used between `self` and `later`.
-    pub fn used_until(&self, later: &Self) -> CpuTimes {
+    pub fn usage_until(&self, later: &Self) -> CpuTimes {
         let daemon_ns = match (&self.daemon, &later.daemon) {
-            (Some((_, before)), Some((_, after))) => after.used_since(before),
+            (Some((_, before)), Some((_, after))) => after.usage_since(before),
             _ => 0,
         };
         CpuTimes {
@@ -82,7 +82,7 @@ impl ProcessCpuTime {
 
     /// CPU time used since `before`. If a thread has exited, its exact time is lost and the ticks
     /// are used instead.
-    pub fn used_since(&self, before: &Self) -> u64 {
+    pub fn usage_since(&self, before: &Self) -> u64 {
         let complete = before.by_thread_ns.keys().all(|tid| self.by_thread_ns.contains_key(tid));
         if !complete || self.by_thread_ns.is_empty() {
             return self.process_ticks.saturating_sub(before.process_ticks) * TICK_NS;
@@ -146,7 +146,7 @@ mod tests {
             process_ticks,
         };
         let before = threads(&[(1, 100), (2, 100)], 5);
-        assert_eq!(threads(&[(1, 150), (2, 100), (3, 7)], 9).used_since(&before), 57);
-        assert_eq!(threads(&[(1, 150)], 9).used_since(&before), 4 * TICK_NS);
+        assert_eq!(threads(&[(1, 150), (2, 100), (3, 7)], 9).usage_since(&before), 57);
+        assert_eq!(threads(&[(1, 150)], 9).usage_since(&before), 4 * TICK_NS);
     }
 }

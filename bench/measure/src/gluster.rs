@@ -67,7 +67,7 @@ pub struct GlusterServers {
 }
 
 /// The reason why servers cannot run here; `None` if they can.
-pub fn why_not() -> Option<&'static str> {
+pub fn unavailable_reason() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root can run servers of GlusterFS in a network of their own");
     }
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn processes_within_end_with_the_servers() {
-        if let Some(reason) = why_not() {
+        if let Some(reason) = unavailable_reason() {
             println!("skipped: {reason}");
             return;
         }

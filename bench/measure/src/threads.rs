@@ -41,7 +41,7 @@ impl ThreadClocks {
     }
 
     /// CPU time used since `before`, the most first. The time of threads that exited meanwhile is lost.
-    pub fn used_since(&self, before: &Self) -> Vec<ThreadUse> {
+    pub fn usage_since(&self, before: &Self) -> Vec<ThreadUse> {
         let mut uses: Vec<ThreadUse> = Vec::new();
         for (thread, (name, now)) in &self.0 {
             let used = now.saturating_sub(before.0.get(thread).map_or(0, |(_, ns)| *ns));
@@ -92,7 +92,7 @@ mod tests {
             ns,
             busiest_ns,
         };
-        assert_eq!(after.used_since(&before), [used("epoll", 2, 70, 50), used("iot", 1, 1, 1)]);
+        assert_eq!(after.usage_since(&before), [used("epoll", 2, 70, 50), used("iot", 1, 1, 1)]);
         assert_eq!(plain("123"), "123");
     }
 
@@ -105,6 +105,6 @@ mod tests {
             ThreadClocks::read(std::process::id())
         });
         let after = worked.unwrap().join().unwrap();
-        assert!(after.used_since(&before).iter().any(|used| used.name == "worker" && used.ns > 0));
+        assert!(after.usage_since(&before).iter().any(|used| used.name == "worker" && used.ns > 0));
     }
 }

@@ -7,7 +7,7 @@ use defuse_study::advise::{self, AdviseOptions};
 use defuse_study::options::StudyConfig;
 
 use crate::main_program;
-use defuse_command::failed;
+use defuse_command::or_failed;
 use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure the cost of a mount for your own command, and find options that help
@@ -46,7 +46,7 @@ pub struct AdviseArgs {
 }
 
 fn config(text: &str) -> std::result::Result<StudyConfig, String> {
-    if text.contains('=') { StudyConfig::custom(text) } else { StudyConfig::named(text) }
+    if text.contains('=') { StudyConfig::custom(text) } else { StudyConfig::from_name(text) }
 }
 
 fn size(text: &str) -> std::result::Result<u64, String> {
@@ -66,9 +66,11 @@ pub fn run(args: &AdviseArgs) -> Result {
         copy_limit_bytes: args.copy_limit,
         program: main_program()?,
     };
-    let advice = advise::advise(&options, &mut |line| warn(&line)).map_err(failed)?;
+    let advice = advise::advise(&options, &mut |line| warn(&line)).map_err(or_failed)?;
     if args.json {
-        return print(&(serde_json::to_string(&advice).map_err(CommandFailure::failed)? + "\n"));
+        return print(
+            &(serde_json::to_string(&advice).map_err(CommandFailure::from_error)? + "\n"),
+        );
     }
     print(&advise::explain(&advice))
 }

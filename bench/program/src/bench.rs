@@ -27,7 +27,7 @@ use rustix::fs::OFlags;
 use crate::bench_gluster::{self, GlusterBenchArgs};
 use crate::main_program;
 use crate::sources::SOURCES;
-use defuse_command::failed;
+use defuse_command::or_failed;
 use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure defuse itself on this machine
@@ -58,11 +58,11 @@ pub struct UhsArgs {
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: u32,
     /// full (a million files), quick, or tiny: everything once and small, as a test
-    #[arg(long, value_parser = UhsScale::named, default_value = "quick")]
+    #[arg(long, value_parser = UhsScale::from_name, default_value = "quick")]
     scale: UhsScale,
     /// Only these parts: names, sync, data, space, mounts, mounted, personalities, clients, queues,
     /// queues-on-driver, queues-on-device; and queues-on-qemu, which is measured only if it is named
-    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = UhsBenchPart::named)]
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = UhsBenchPart::from_name)]
     only: Vec<UhsBenchPart>,
     /// The directory for mounts
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
@@ -127,7 +127,7 @@ pub struct DirectArgs {
     #[arg(long, value_name = "N", default_value_t = 9)]
     rounds: u32,
     /// full, or tiny: everything once and small, as a test
-    #[arg(long, value_parser = DirectScale::named, default_value = "full")]
+    #[arg(long, value_parser = DirectScale::from_name, default_value = "full")]
     scale: DirectScale,
     /// Write direct.json and direct.html (without network access) to this directory
     #[arg(long, value_name = "DIR")]
@@ -155,7 +155,7 @@ pub struct ProgramsArgs {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
     /// full (20,000 files), quick, or tiny: a test
-    #[arg(long, value_parser = programs::ProgramsScale::named, default_value = "full")]
+    #[arg(long, value_parser = programs::ProgramsScale::from_name, default_value = "full")]
     scale: programs::ProgramsScale,
     /// A directory on tmpfs for the files
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
@@ -213,7 +213,7 @@ fn run_eviction(args: &EvictionArgs) -> Result {
             work: args.work.clone(),
             program: main_program()?,
         };
-        let results = live::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+        let results = live::run(&options, &mut |line| warn(&line)).map_err(or_failed)?;
         (results.table(), serde_json::to_value(&results), results.goals())
     } else {
         let results = defuse_bench_cache::run(uses, args.seed, &mut |line| warn(&line));
@@ -222,14 +222,14 @@ fn run_eviction(args: &EvictionArgs) -> Result {
     if !args.json {
         return print(&table);
     }
-    let mut value = results.map_err(CommandFailure::failed)?;
-    value["goals"] = serde_json::to_value(goals).map_err(CommandFailure::failed)?;
+    let mut value = results.map_err(CommandFailure::from_error)?;
+    value["goals"] = serde_json::to_value(goals).map_err(CommandFailure::from_error)?;
     print(&format!("{value}\n"))
 }
 
 /// Reads until the standard input ends.
 pub fn run_reader(args: &ReaderArgs) -> Result {
-    live::work(&args.socket).map_err(failed)
+    live::work(&args.socket).map_err(or_failed)
 }
 
 fn run_uhs(args: &UhsArgs) -> Result {
@@ -248,9 +248,9 @@ fn run_uhs(args: &UhsArgs) -> Result {
         }
     };
     let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line), &mut finished);
-    let results = results.map_err(failed)?;
+    let results = results.map_err(or_failed)?;
     if args.json {
-        let value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
+        let value = serde_json::to_value(&results).map_err(CommandFailure::from_error)?;
         return print(&format!("{value}\n"));
     }
     printed
@@ -273,16 +273,16 @@ fn run_direct(args: &DirectArgs) -> Result {
             ))
         })?;
     }
-    let results = direct::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    let results = direct::run(&options, &mut |line| warn(&line)).map_err(or_failed)?;
     if let Some(dir) = &args.out {
-        results.write(dir).map_err(failed)?;
-        let page = direct::write_report(&results, dir).map_err(failed)?;
+        results.write(dir).map_err(or_failed)?;
+        let page = direct::write_report(&results, dir).map_err(or_failed)?;
         warn(&format!("the report is {}", page.display()));
     }
     if args.json {
-        let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
+        let mut value = serde_json::to_value(&results).map_err(CommandFailure::from_error)?;
         value["goals"] = serde_json::to_value(direct::goals::judge_all(&results))
-            .map_err(CommandFailure::failed)?;
+            .map_err(CommandFailure::from_error)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&direct::table(&results))?;
@@ -302,9 +302,9 @@ fn run_programs(args: &ProgramsArgs) -> Result {
         before: args.before.clone(),
         mounts: !args.no_mounts,
     };
-    let results = programs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    let results = programs::run(&options, &mut |line| warn(&line)).map_err(or_failed)?;
     if args.json {
-        let value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
+        let value = serde_json::to_value(&results).map_err(CommandFailure::from_error)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&programs::table(&results))?;
@@ -322,11 +322,11 @@ pub fn run_worker(args: &WorkerArgs) -> Result {
     match &args.client {
         Some(source) => {
             let mut calls = LibraryCalls::open(source, &args.file)?;
-            worker::work(&mut calls, server).map_err(failed)
+            worker::work(&mut calls, server).map_err(or_failed)
         }
         None => {
-            let mut file = worker::open(&args.file, args.o_direct).map_err(failed)?;
-            worker::work(&mut file, server).map_err(failed)
+            let mut file = worker::open(&args.file, args.o_direct).map_err(or_failed)?;
+            worker::work(&mut file, server).map_err(or_failed)
         }
     }
 }
@@ -354,13 +354,13 @@ impl LibraryCalls {
             SOURCES.open(source, SourceSettings::for_frontend(frontend))?.fs
         };
         let client = DirectClient::new(Default::default());
-        let task = ClientTask::of_this_process().map_err(CommandFailure::failed)?;
-        client.mount(NAME, fs, &ClientMountArgs::default()).map_err(CommandFailure::failed)?;
+        let task = ClientTask::for_this_process().map_err(CommandFailure::from_error)?;
+        client.mount(NAME, fs, &ClientMountArgs::default()).map_err(CommandFailure::from_error)?;
         let path = [NAME, path.as_os_str().as_bytes()].concat();
         let flags = (OFlags::RDWR | OFlags::CREATE).bits();
         let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
         let file =
-            client.open(&task, WalkStart::Cwd, &path, how).map_err(CommandFailure::failed)?;
+            client.open(&task, WalkStart::Cwd, &path, how).map_err(CommandFailure::from_error)?;
         Ok(LibraryCalls { client, task, file, is_dummy })
     }
 }
@@ -391,7 +391,7 @@ struct DummyFileSystem {
 }
 
 impl DummyFileSystem {
-    fn around<T>(
+    fn intercept<T>(
         &self,
         _: Method,
         _: &Context<'_>,
@@ -402,7 +402,7 @@ impl DummyFileSystem {
 }
 
 impl FileSystem for DummyFileSystem {
-    delegate!(around inner, except read, write, submit);
+    delegate!(intercept inner, except read, write, submit);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -434,5 +434,5 @@ impl FileSystem for DummyFileSystem {
 }
 
 impl Shortcuts for DummyFileSystem {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }

@@ -8,7 +8,7 @@ use defuse_study::gluster::targets::{ALL, GlusterTargetSpec};
 use defuse_study::gluster::{self, GlusterStudyOptions, InsideOrder, goals};
 
 use crate::main_program;
-use defuse_command::failed;
+use defuse_command::or_failed;
 use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure clients of GlusterFS on the same volumes
@@ -29,13 +29,13 @@ pub struct GlusterBenchArgs {
     quick: bool,
     /// The volumes: dist (2 bricks), repl (2 copies), graph (2 copies within the client, no servers), slow (lookups take
     /// 300 µs longer)
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = VolumeKind::named, default_value = "dist,repl,graph,slow")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = VolumeKind::from_name, default_value = "dist,repl,graph,slow")]
     volumes: Vec<VolumeKind>,
     /// Only cases whose names begin so, such as randread-4k, write-1m-sync-32, randread-4k-libaio-16x32, create
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// The targets: native-N (GlusterFS's client with N readers), one, paper, merged, adaptive, uring, run
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = GlusterTargetSpec::named, default_values = ALL)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = GlusterTargetSpec::from_name, default_values = ALL)]
     targets: Vec<GlusterTargetSpec>,
     /// A further mount of defuse with options of its own, such as p8=workers=paper:8; may be repeated
     #[arg(long, value_name = "NAME=OPTIONS", value_parser = GlusterTargetSpec::variant)]
@@ -110,16 +110,16 @@ pub fn run(args: &GlusterBenchArgs) -> Result {
             ))
         })?;
     }
-    let results = gluster::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    let results = gluster::run(&options, &mut |line| warn(&line)).map_err(or_failed)?;
     if let Some(dir) = &args.out {
-        results.write(dir).map_err(failed)?;
-        let page = gluster::write_report(&results, dir).map_err(failed)?;
+        results.write(dir).map_err(or_failed)?;
+        let page = gluster::write_report(&results, dir).map_err(or_failed)?;
         warn(&format!("the report is {}", page.display()));
     }
     if args.json {
-        let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
+        let mut value = serde_json::to_value(&results).map_err(CommandFailure::from_error)?;
         value["goals"] =
-            serde_json::to_value(goals::judge_all(&results)).map_err(CommandFailure::failed)?;
+            serde_json::to_value(goals::judge_all(&results)).map_err(CommandFailure::from_error)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&gluster::table(&results))?;
@@ -132,16 +132,18 @@ pub fn run(args: &GlusterBenchArgs) -> Result {
 
 /// Measures among the servers, and prints the results as JSON.
 pub fn run_inside(args: &GlusterInsideArgs) -> Result {
-    let order: InsideOrder = serde_json::from_str(&args.order).map_err(CommandFailure::failed)?;
+    let order: InsideOrder =
+        serde_json::from_str(&args.order).map_err(CommandFailure::from_error)?;
     let measured = gluster::rounds(&order.options, order.results, &mut |line| warn(&line));
-    let text = serde_json::to_string(&measured.map_err(failed)?).map_err(CommandFailure::failed)?;
+    let text =
+        serde_json::to_string(&measured.map_err(or_failed)?).map_err(CommandFailure::from_error)?;
     print(&text)
 }
 
 /// Works on small files, and prints the figures as JSON.
 pub fn run_names(args: &NamesArgs) -> Result {
     let order: SmallFileOrder =
-        serde_json::from_str(&args.order).map_err(CommandFailure::failed)?;
-    let outcome = perform(&order).map_err(failed)?;
-    print(&format!("{}\n", serde_json::to_string(&outcome).map_err(CommandFailure::failed)?))
+        serde_json::from_str(&args.order).map_err(CommandFailure::from_error)?;
+    let outcome = perform(&order).map_err(or_failed)?;
+    print(&format!("{}\n", serde_json::to_string(&outcome).map_err(CommandFailure::from_error)?))
 }

@@ -24,7 +24,7 @@ pub fn run(args: &StudyManArgs) -> Result {
     for (name, subcommand) in pages(&command, "defuse") {
         let mut page = Vec::new();
         let man = Man::new(subcommand.clone().name(name.clone()));
-        man.render(&mut page).map_err(CommandFailure::failed)?;
+        man.render(&mut page).map_err(CommandFailure::from_error)?;
         write(&args.dir, &format!("{name}.1"), &String::from_utf8_lossy(&page))?;
     }
     Ok(())

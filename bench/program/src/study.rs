@@ -8,7 +8,7 @@ use defuse_study::{engine, report, rows};
 use rustix::process::{Resource, getrlimit};
 
 use crate::main_program;
-use defuse_command::{CommandFailure, Result, failed, print, warn};
+use defuse_command::{CommandFailure, Result, or_failed, print, warn};
 
 /// Measure what user space costs, with the 45 workloads of "To FUSE or Not to FUSE"
 ///
@@ -70,16 +70,17 @@ pub struct EngineArgs {
 /// Runs a study, or writes the report of an earlier one.
 pub fn run(args: &StudyArgs) -> Result {
     let (results, dir) = match &args.report {
-        Some(dir) => (StudyResults::read(dir).map_err(failed)?, dir),
+        Some(dir) => (StudyResults::read(dir).map_err(or_failed)?, dir),
         None => {
             let options = options(args)?;
-            let results = defuse_study::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+            let results =
+                defuse_study::run(&options, &mut |line| warn(&line)).map_err(or_failed)?;
             (results, &args.out)
         }
     };
-    let page = report::write(&results, dir).map_err(failed)?;
+    let page = report::write(&results, dir).map_err(or_failed)?;
     if args.json {
-        print(&(serde_json::to_string(&results).map_err(CommandFailure::failed)? + "\n"))?;
+        print(&(serde_json::to_string(&results).map_err(CommandFailure::from_error)? + "\n"))?;
     } else {
         print(&report::table(&results))?;
     }
@@ -98,7 +99,7 @@ pub fn run(args: &StudyArgs) -> Result {
 
 /// Runs one workload.
 pub fn run_engine(args: &EngineArgs) -> Result {
-    match engine::work(&args.job).map_err(failed)? {
+    match engine::work(&args.job).map_err(or_failed)? {
         Some(told) => print(&told),
         None => Ok(()),
     }
@@ -107,7 +108,7 @@ pub fn run_engine(args: &EngineArgs) -> Result {
 fn options(args: &StudyArgs) -> Result<StudyOptions> {
     let mut configs = Vec::new();
     for name in args.configs.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        configs.push(StudyConfig::named(name).map_err(CommandFailure::Usage)?);
+        configs.push(StudyConfig::from_name(name).map_err(CommandFailure::Usage)?);
     }
     for text in &args.config {
         configs.push(StudyConfig::custom(text).map_err(CommandFailure::Usage)?);

@@ -101,7 +101,9 @@ pub fn run(args: &WorkloadArgs) -> Result {
     show.clear();
     let reports = outcome.map_err(|error| CommandFailure::Failed(format!("{name}: {error}")))?;
     if args.json {
-        return print(&(serde_json::to_string(&reports).map_err(CommandFailure::failed)? + "\n"));
+        return print(
+            &(serde_json::to_string(&reports).map_err(CommandFailure::from_error)? + "\n"),
+        );
     }
     for report in &reports {
         let changes: String =
@@ -113,7 +115,7 @@ pub fn run(args: &WorkloadArgs) -> Result {
 
 /// Reads a file, a built-in workload, or a row of the table.
 fn load(name: &str, args: &WorkloadArgs) -> Result<WorkloadPlan> {
-    let row = WorkloadRow::named(name).filter(|_| !std::path::Path::new(name).exists());
+    let row = WorkloadRow::find_by_name(name).filter(|_| !std::path::Path::new(name).exists());
     let builtin = defuse_wml::builtin(row.map_or(name, |row| row.workload));
     let (text, file) = match builtin.filter(|_| !std::path::Path::new(name).exists()) {
         Some(builtin) => (builtin.text.to_owned(), format!("{name}.f")),
@@ -145,7 +147,7 @@ fn read(name: &str) -> Result<String> {
 
 /// `dir="..."`, with all characters of the path quoted.
 fn directory(dir: &std::path::Path) -> Result<String> {
-    let dir = std::path::absolute(dir).map_err(CommandFailure::failed)?;
+    let dir = std::path::absolute(dir).map_err(CommandFailure::from_error)?;
     let Some(text) = dir.to_str() else {
         return Err(CommandFailure::Usage(format!("{}: a path that is not UTF-8", dir.display())));
     };
@@ -232,7 +234,7 @@ impl ProgressDisplay {
 }
 
 impl RunObserver for ProgressDisplay {
-    fn making(&self, fileset: &str, done: u64, total: u64) {
+    fn report_files(&self, fileset: &str, done: u64, total: u64) {
         let Some(bar) = &self.bar else { return };
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if *making != fileset {
@@ -266,7 +268,7 @@ impl RunObserver for ProgressDisplay {
         bar.set_position(0);
     }
 
-    fn running(&self, seconds: f64, operations: u64) {
+    fn report_run(&self, seconds: f64, operations: u64) {
         let Some(bar) = &self.bar else { return };
         bar.set_message(format!("running for {seconds:.0} s: {operations} operations"));
         match bar.length() {

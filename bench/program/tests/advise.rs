@@ -50,7 +50,7 @@ fn is_there(program: &str) -> bool {
 
 #[test]
 fn grep_opens_every_file_and_changes_none() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     tree(&place);
     let advice = json(&place, &["--runs", "1", "--no-try"], &["grep", "-r", "no such words", "{}"]);
     assert_eq!(requests(&advice["mounted"], "OPEN"), 100);
@@ -61,7 +61,7 @@ fn grep_opens_every_file_and_changes_none() {
 
 #[test]
 fn a_command_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !is_there("tar") {
         return;
     }
@@ -86,7 +86,7 @@ fn a_command_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
 
 #[test]
 fn git_works_on_the_mount_as_natively() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     if !is_there("git") {
         return;
     }
@@ -100,7 +100,7 @@ fn git_works_on_the_mount_as_natively() {
 
 #[test]
 fn incomparable_runs_are_refused() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     tree(&place);
     let failed = |options: &[&str], command: &[&str]| {
         let (code, out, err) = advise(&place, options, command);

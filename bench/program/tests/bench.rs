@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// A place for a benchmark; prints the reason and returns `None` if there can be none.
 fn place() -> Option<TestPlace> {
-    let place = TestPlace::to_mount()?;
+    let place = TestPlace::new_to_mount()?;
     let mut find = Command::new("sh");
     find.args(["-c", "command -v mkfs.ext4 && command -v losetup"]).stdout(Stdio::null());
     if !find.status().unwrap().success() {
@@ -108,11 +108,11 @@ fn every_table_is_measured_and_direct_calls_do_not_wait() {
         serde_json::from_slice(&fs::read(out.join("direct.json")).unwrap()).unwrap();
     assert_eq!(written["cells"], results["cells"]);
     assert!(fs::read_to_string(out.join("direct.html")).unwrap().contains("</html>"));
-    assert_eq!(left(&place), Vec::<String>::new());
+    assert_eq!(list_left(&place), Vec::<String>::new());
 }
 
 /// The visible resources that the benchmark creates.
-fn left(place: &TestPlace) -> Vec<String> {
+fn list_left(place: &TestPlace) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut left: Vec<String> =
@@ -135,11 +135,13 @@ fn a_signal_ends_it_cleanly() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    common::eventually("at work", || left(&place).iter().any(|line| line.contains("mount-ext4")));
+    common::eventually("at work", || {
+        list_left(&place).iter().any(|line| line.contains("mount-ext4"))
+    });
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert_eq!(left(&place), Vec::<String>::new());
+    assert_eq!(list_left(&place), Vec::<String>::new());
 }
 
 #[test]
@@ -165,7 +167,7 @@ fn errors_are_reported_before_anything_starts() {
 /// Every program is measured on every target: natively, within a run, and on a mount.
 #[test]
 fn programs_are_measured_on_tmpfs_within_a_run_and_on_mounts() {
-    let Some(_place) = TestPlace::to_mount() else { return };
+    let Some(_place) = TestPlace::new_to_mount() else { return };
     let work = tempfile::tempdir().unwrap();
     let mut command = Command::new(PROGRAM);
     command.args(["bench", "run", "--scale", "tiny", "--rounds", "1", "--json", "--work"]);

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 /// A place for the benchmark; prints the reason and returns `None` if there can be none.
 fn place() -> Option<TestPlace> {
-    let place = TestPlace::to_mount()?;
+    let place = TestPlace::new_to_mount()?;
     let path = std::env::var("PATH").unwrap_or_default();
     let is_there = |program: &&str| {
         let mut dirs = path.split(':').chain(["/usr/sbin", "/sbin"]);
@@ -47,7 +47,7 @@ fn processes(network: &str) -> BTreeSet<String> {
 }
 
 /// A benchmark at work, and the network of its servers.
-fn at_work() -> (Child, String) {
+fn start_benchmark() -> (Child, String) {
     let only = ["--only", "randread-4k-sync-1", "--volumes", "dist", "--rounds", "1000000"];
     let mut command = bench(&[&only[..], &["--targets", "native-1,adaptive"]].concat());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -134,7 +134,7 @@ fn a_volume_within_the_client_is_measured_with_every_policy() {
 #[test]
 fn a_signal_ends_it_with_the_measured_cases_and_kill_leaves_nothing() {
     let Some(_place) = place() else { return };
-    let (mut child, network) = at_work();
+    let (mut child, network) = start_benchmark();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let mut text = String::new();
     std::io::Read::read_to_string(&mut child.stdout.take().unwrap(), &mut text).unwrap();
@@ -142,7 +142,7 @@ fn a_signal_ends_it_with_the_measured_cases_and_kill_leaves_nothing() {
     assert!(text.contains("Interrupted") && text.contains("randread-4k-sync-1"), "{text}");
     eventually("the servers are gone", || processes(&network).is_empty());
 
-    let (mut child, network) = at_work();
+    let (mut child, network) = start_benchmark();
     child.kill().unwrap();
     child.wait().unwrap();
     eventually("the servers are gone", || processes(&network).is_empty());

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// A place for a study; prints the reason and returns `None` if there can be none.
 fn place() -> Option<TestPlace> {
-    let place = TestPlace::to_mount()?;
+    let place = TestPlace::new_to_mount()?;
     for (program, what) in
         [("mkfs.ext4", "ext4 can be made"), ("losetup", "loop devices can be made")]
     {
@@ -54,13 +54,13 @@ fn results(place: &TestPlace, arguments: &[&str]) -> Value {
 
 /// Requests of a cell by type.
 fn requests(results: &Value, row: u64, config: &str) -> BTreeMap<String, u64> {
-    let ops = measured(results, row, config)["daemon"]["ops"].as_array().unwrap();
+    let ops = find_cell(results, row, config)["daemon"]["ops"].as_array().unwrap();
     ops.iter()
         .map(|op| (op["op"].as_str().unwrap().to_owned(), op["count"].as_u64().unwrap()))
         .collect()
 }
 
-fn measured<'a>(results: &'a Value, row: u64, config: &str) -> &'a Value {
+fn find_cell<'a>(results: &'a Value, row: u64, config: &str) -> &'a Value {
     let cells = results["cells"].as_array().unwrap();
     let cell = cells.iter().find(|cell| cell["row"] == row && cell["config"] == config).unwrap();
     assert!(cell["error"].is_null(), "{}", cell["error"]);
@@ -69,13 +69,13 @@ fn measured<'a>(results: &'a Value, row: u64, config: &str) -> &'a Value {
 
 /// The number of operations of one kind in the workload.
 fn flowop(results: &Value, row: u64, config: &str, kind: &str) -> u64 {
-    let flowops = measured(results, row, config)["flowops"].as_array().unwrap();
+    let flowops = find_cell(results, row, config)["flowops"].as_array().unwrap();
     let of_kind = flowops.iter().filter(|flowop| flowop["kind"] == kind);
     of_kind.map(|flowop| flowop["count"].as_u64().unwrap()).sum()
 }
 
 fn bytes(results: &Value, row: u64, config: &str, field: &str) -> u64 {
-    measured(results, row, config)[field].as_u64().unwrap()
+    find_cell(results, row, config)[field].as_u64().unwrap()
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn writes_are_one_request_for_4_kib_with_base_and_32_times_fewer_with_opt() {
             assert!(requests.get("GETXATTR").copied().unwrap_or(0) <= 1, "{requests:?}");
         }
     }
-    assert_eq!(measured(&results, 21, "native")["daemon"], Value::Null);
+    assert_eq!(find_cell(&results, 21, "native")["daemon"], Value::Null);
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn any_command_that_mounts_can_be_studied() {
         "mine={program} mount --foreground passthrough:{{source}} {{mountpoint}} -o no_passthrough"
     );
     let results = results(&place, &["--rows", "21", "--configs", "native", "--config", &command]);
-    let mine = measured(&results, 21, "mine");
+    let mine = find_cell(&results, 21, "mine");
     assert!(
         mine["operations"].as_u64().unwrap() > 0 && mine["cpu"]["daemon_ns"].as_u64().unwrap() > 0
     );
 }
 
 /// The visible resources that a study creates.
-fn left(place: &TestPlace) -> Vec<String> {
+fn list_left(place: &TestPlace) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mut left = Vec::new();
     for file in ["/proc/self/mountinfo", "/proc/swaps"] {
@@ -196,7 +196,7 @@ fn a_signal_ends_it_cleanly_and_it_can_be_resumed() {
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert_eq!(left(&place), Vec::<String>::new());
+    assert_eq!(list_left(&place), Vec::<String>::new());
     let before: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(before["interrupted"], true);
     let measured_before = before["cells"].as_array().unwrap().len();
@@ -207,7 +207,7 @@ fn a_signal_ends_it_cleanly_and_it_can_be_resumed() {
     let cells = results["cells"].as_array().unwrap();
     assert_eq!(cells.len(), 6);
     assert_eq!(cells[..measured_before], before["cells"].as_array().unwrap()[..]);
-    assert_eq!(left(&place), Vec::<String>::new());
+    assert_eq!(list_left(&place), Vec::<String>::new());
 }
 
 #[test]

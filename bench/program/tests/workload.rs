@@ -168,7 +168,7 @@ fn only_a_terminal_shows_progress_and_it_is_left_clean() {
     // With a time limit the bar fills. After the bar has disappeared, only the result remains.
     let mut terminal = TestTerminal::start(&place, &["workload", "timed.f"]);
     for wanted in ["before", "making s [", "running for", "] 9", "IO Summary: "] {
-        terminal.shows(wanted);
+        terminal.wait_for_text(wanted);
     }
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
     let screen = on_screen(&terminal.shown);
@@ -177,15 +177,15 @@ fn only_a_terminal_shows_progress_and_it_is_left_clean() {
     assert!(!screen.contains("making"), "{screen}");
     // Without one there is no bar to fill.
     let mut terminal = TestTerminal::start(&place, &["workload", "open.f", "--timeout", "0.001"]);
-    terminal.shows("IO Summary: ");
+    terminal.wait_for_text("IO Summary: ");
     let mut terminal = TestTerminal::start(&place, &["workload", "timed.f", "--quiet"]);
-    terminal.shows("IO Summary: ");
+    terminal.wait_for_text("IO Summary: ");
     assert!(!terminal.shown.contains("running") && !terminal.shown.contains("before"));
     // Failures are readable, too.
     std::fs::remove_dir_all(place.path("src")).unwrap();
     std::fs::write(place.path("src"), "in the way").unwrap();
     let mut terminal = TestTerminal::start(&place, &["workload", "timed.f"]);
-    terminal.shows("Not a directory");
+    terminal.wait_for_text("Not a directory");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
     // If the standard error is not a terminal, nothing is drawn. All tests of this file check that,
     // here with a standard output that is not a terminal either.

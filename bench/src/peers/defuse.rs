@@ -24,13 +24,13 @@ pub fn specs(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     }
     let mut specs = build(args, wanted)?;
     if let Some(before) = &args.before {
-        specs.push(earlier(before, &base, args.timeout)?);
+        specs.push(make_earlier(before, &base, args.timeout)?);
     }
     Ok(specs)
 }
 
 /// An earlier build with the same options, as a peer.
-fn earlier(program: &Path, options: &str, timeout: u64) -> Result<TargetSpec> {
+fn make_earlier(program: &Path, options: &str, timeout: u64) -> Result<TargetSpec> {
     if !program.exists() {
         bail!("--before: {} is missing", program.display());
     }

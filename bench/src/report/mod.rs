@@ -141,7 +141,7 @@ impl BenchmarkCell {
     }
 
     /// One line about the latest round.
-    pub fn latest(&self) -> String {
+    pub fn describe_latest(&self) -> String {
         let one = |series: &TargetSeries| match series.rounds.last() {
             Some(Some(measured)) => format!("{} {:.0}/s", series.target, measured.rate()),
             _ => format!("{} failed", series.target),
@@ -217,7 +217,7 @@ pub fn publish(results: &BenchmarkResults, args: &BenchmarkArgs) -> Result<()> {
 
 /// True if our target never failed and reaches the required ratio in every cell. A failure of a
 /// peer does not matter.
-pub fn acceptable(results: &BenchmarkResults) -> bool {
+pub fn is_acceptable(results: &BenchmarkResults) -> bool {
     let fine = |cell: &BenchmarkCell| {
         let mut ours = cell.series.iter().filter(|series| series.role == TargetRole::Ours);
         ours.all(|series| series.failure.is_none())
@@ -304,19 +304,19 @@ mod tests {
         assert_eq!(found.peer, "fuser-1");
         assert_eq!(found.rate.median, 1.75);
         assert_eq!(found.verdict, PeerVerdict::Met);
-        assert!(acceptable(&results));
+        assert!(is_acceptable(&results));
     }
 
     #[test]
     fn a_failure_of_our_target_or_no_round_is_not_acceptable() {
         let mut failed = results();
         failed.cells[0].series[1].push(Err(anyhow::anyhow!("no")));
-        assert!(acceptable(&failed));
+        assert!(is_acceptable(&failed));
         failed.cells[0].series[3].push(Err(anyhow::anyhow!("no")));
-        assert!(!acceptable(&failed));
+        assert!(!is_acceptable(&failed));
         let mut none = results();
         none.rounds = 0;
-        assert!(!acceptable(&none));
+        assert!(!is_acceptable(&none));
     }
 
     #[test]

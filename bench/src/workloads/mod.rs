@@ -97,9 +97,9 @@ impl BenchmarkCase {
         let (k4, k128) = (4 << 10, 128 << 10);
         [
             case("create-4k", "create a file, write 4K, close", CaseKind::Create { bytes: k4 })
-                .requires(1.5),
+                .with_required_ratio(1.5),
             case("create-empty", "create a file, close", CaseKind::Create { bytes: 0 })
-                .requires(1.5),
+                .with_required_ratio(1.5),
             case("stat-cold", "stat of a name no cache knows", CaseKind::Stat { cold: true }),
             case("stat-warm", "stat of a name the kernel has", CaseKind::Stat { cold: false }),
             case(
@@ -135,7 +135,7 @@ impl BenchmarkCase {
                 "sequential into a new file, with its close",
                 sequential(true, k4, false),
             )
-            .requires(1.5),
+            .with_required_ratio(1.5),
             case("write-128k", "the same in 128K", sequential(true, k128, false)),
             case("write-4k-direct", "overwrite, O_DIRECT", sequential(true, k4, true)),
             case("write-128k-direct", "overwrite, O_DIRECT", sequential(true, k128, true)),
@@ -143,7 +143,7 @@ impl BenchmarkCase {
         ]
     };
 
-    const fn requires(mut self, ratio: f64) -> Self {
+    const fn with_required_ratio(mut self, ratio: f64) -> Self {
         self.required = ratio;
         self
     }

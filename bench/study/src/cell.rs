@@ -102,7 +102,7 @@ impl StudyContext<'_> {
         let device_before = self.device.read_use()?;
         caches::sync(&source)?;
         measured.device_synced =
-            sum(&measured.device, &self.device.read_use()?.used_since(&device_before));
+            sum(&measured.device, &self.device.read_use()?.usage_since(&device_before));
         mount.map_or(Ok(()), StudyMount::end)?;
         measured.memory_limit_bytes = groups.limit_bytes.map(|_| sizes.caches_bytes);
         measured.memory_peak_bytes = groups.peak_bytes();
@@ -121,7 +121,7 @@ impl StudyContext<'_> {
             Some(connection) => self.kernel.watch(connection)?,
             None => CellTrace::default(),
         };
-        let before = self.moment(mount, groups)?;
+        let before = self.take_sample(mount, groups)?;
         let ended = AtomicBool::new(false);
         let outcome = std::thread::scope(|scope| {
             scope.spawn(|| groups.follow(caches_bytes, &ended));
@@ -132,7 +132,7 @@ impl StudyContext<'_> {
         let outcome = outcome.context("the workload returned no result")?;
         let system = cpu::CpuSample::take(None);
         let device = self.device.read_use()?;
-        let after = self.moment(mount, groups)?;
+        let after = self.take_sample(mount, groups)?;
         let kernel = watch.end()?;
         let mut measured = CellMeasurement {
             seconds: outcome.seconds,
@@ -142,7 +142,7 @@ impl StudyContext<'_> {
             flowops: outcome.flowops,
             data_bytes: outcome.data_bytes,
             scaled: outcome.scaled,
-            device: device.used_since(&before.device),
+            device: device.usage_since(&before.device),
             kernel: kernel.snapshot,
             remarks: kernel.remarks,
             ..CellMeasurement::default()
@@ -152,14 +152,18 @@ impl StudyContext<'_> {
             daemon_ns: mount
                 .and(after.daemon_cpu_ns.zip(before.daemon_cpu_ns))
                 .map(|(a, b)| a.saturating_sub(b)),
-            system_ns: before.system.used_until(&system).system_ns,
+            system_ns: before.system.usage_until(&system).system_ns,
         };
         measured.daemon =
             after.daemon.zip(before.daemon).map(|(after, before)| after.delta_since(&before));
         Ok(measured)
     }
 
-    fn moment(&self, mount: Option<&StudyMount>, groups: &CellCgroups) -> Result<CounterSample> {
+    fn take_sample(
+        &self,
+        mount: Option<&StudyMount>,
+        groups: &CellCgroups,
+    ) -> Result<CounterSample> {
         // Taken before the CPU clocks, because answering costs the daemon CPU time.
         let daemon = mount.map(StudyMount::snapshot).transpose()?.flatten();
         let of_process = || mount.map(|mount| cpu::ProcessCpuTime::read(mount.pid()).total_ns());

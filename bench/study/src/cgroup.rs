@@ -90,7 +90,7 @@ impl CgroupHierarchies {
         found
     }
 
-    fn unified_with(&self, controller: &str) -> Option<&Path> {
+    fn find_unified(&self, controller: &str) -> Option<&Path> {
         let (root, controllers) = self.unified.as_ref()?;
         controllers.iter().any(|name| name == controller).then_some(root.as_path())
     }
@@ -100,7 +100,7 @@ impl CgroupHierarchies {
         if self.memory.is_some() {
             return Some("cgroup v1");
         }
-        self.unified_with("memory").map(|_| "cgroup v2")
+        self.find_unified("memory").map(|_| "cgroup v2")
     }
 
     /// The cgroup version for throttling a device; `None` if that is not possible.
@@ -108,7 +108,7 @@ impl CgroupHierarchies {
         if self.blkio.is_some() {
             return Some("cgroup v1");
         }
-        self.unified_with("io").map(|_| "cgroup v2")
+        self.find_unified("io").map(|_| "cgroup v2")
     }
 }
 
@@ -158,7 +158,7 @@ impl CellCgroups {
         groups.cpuacct = hierarchies.cpuacct.as_ref().and_then(|root| groups.make(root, name).ok());
         groups.memory = match &hierarchies.memory {
             Some(root) => groups.make(root, name).ok(),
-            None => hierarchies.unified_with("memory").and(groups.unified.clone()),
+            None => hierarchies.find_unified("memory").and(groups.unified.clone()),
         };
         if let Some(limit) = limit_bytes {
             match groups.limit(limit) {

@@ -159,11 +159,11 @@ pub struct StudyDirectory(PathBuf);
 impl StudyDirectory {
     /// Creates the directory.
     pub fn create(parent: &Path) -> Result<StudyDirectory> {
-        StudyDirectory::called(parent, WORK_PREFIX)
+        StudyDirectory::create_named(parent, WORK_PREFIX)
     }
 
     /// Creates a directory whose name is `prefix` and the id of this process.
-    pub fn called(parent: &Path, prefix: &str) -> Result<StudyDirectory> {
+    pub fn create_named(parent: &Path, prefix: &str) -> Result<StudyDirectory> {
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| {
             format!("cannot create {}: name another directory with --work", dir.display())

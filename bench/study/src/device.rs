@@ -146,7 +146,7 @@ impl DeviceUse {
     }
 
     /// The I/O since `earlier`.
-    pub fn used_since(&self, earlier: &DeviceUse) -> DeviceUse {
+    pub fn usage_since(&self, earlier: &DeviceUse) -> DeviceUse {
         DeviceUse {
             read_requests: self.read_requests.saturating_sub(earlier.read_requests),
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((before.write_requests, before.write_bytes), (20, 16384));
         let after = DeviceUse { read_requests: 11, ..before };
         assert_eq!(
-            after.used_since(&before),
+            after.usage_since(&before),
             DeviceUse { read_requests: 1, ..DeviceUse::default() }
         );
         assert_eq!(DeviceUse::parse("1 2"), None);

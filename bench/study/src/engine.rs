@@ -102,7 +102,7 @@ impl RunObserver for StartCpuTime {
 
 /// The workload of a job.
 fn plan(job: &EngineJob) -> Result<WorkloadPlan> {
-    let row = defuse_wml::WorkloadRow::numbered(u32::from(job.row))
+    let row = defuse_wml::WorkloadRow::find_by_number(u32::from(job.row))
         .with_context(|| format!("there is no row {}", job.row))?;
     let workload = defuse_wml::builtin(row.workload)
         .with_context(|| format!("there is no workload {}", row.workload))?;

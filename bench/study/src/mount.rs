@@ -239,7 +239,7 @@ mod tests {
         };
         let words = command_line(&config, &place).unwrap();
         assert_eq!(words, ["bindfs", "-f", "--opt=/s p", "/m"].map(OsString::from));
-        let ours = command_line(&StudyConfig::named("base").unwrap(), &place).unwrap();
+        let ours = command_line(&StudyConfig::from_name("base").unwrap(), &place).unwrap();
         assert_eq!(ours[..3], ["/defuse", "mount", "--foreground"].map(OsString::from));
         assert_eq!(ours[ours.len() - 2..], ["passthrough:/s p", "/m"].map(OsString::from));
     }

@@ -81,7 +81,7 @@ impl StudyConfig {
     }
 
     /// A predefined configuration.
-    pub fn named(name: &str) -> Result<StudyConfig, String> {
+    pub fn from_name(name: &str) -> Result<StudyConfig, String> {
         let mount =
             |words: &[&str]| ConfigKind::Defuse(words.iter().map(|&word| word.into()).collect());
         let kind = match name {
@@ -211,11 +211,11 @@ mod tests {
 
     #[test]
     fn configurations_have_names() {
-        assert_eq!(StudyConfig::named("native").unwrap().kind, ConfigKind::Native);
+        assert_eq!(StudyConfig::from_name("native").unwrap().kind, ConfigKind::Native);
         assert!(
-            matches!(StudyConfig::named("base").unwrap().kind, ConfigKind::Defuse(words) if words.contains(&"base".into()))
+            matches!(StudyConfig::from_name("base").unwrap().kind, ConfigKind::Defuse(words) if words.contains(&"base".into()))
         );
-        assert!(StudyConfig::named("fast").unwrap_err().contains("--config fast=COMMAND"));
+        assert!(StudyConfig::from_name("fast").unwrap_err().contains("--config fast=COMMAND"));
     }
 
     #[test]

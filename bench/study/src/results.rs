@@ -201,7 +201,7 @@ impl CellMeasurement {
 
 impl StudyResults {
     /// The measurements of a row in a configuration, in the order of runs.
-    pub fn measured(&self, row: u8, config: &str) -> Vec<&CellMeasurement> {
+    pub fn measurements_of(&self, row: u8, config: &str) -> Vec<&CellMeasurement> {
         let cells = self.cells.iter().filter(|cell| cell.row == row && cell.config == config);
         cells.filter_map(|cell| cell.measured.as_ref()).collect()
     }

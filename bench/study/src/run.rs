@@ -31,7 +31,7 @@ pub fn run(options: &StudyOptions, tell: &mut dyn FnMut(&str)) -> Result<StudyRe
     let estimate = StudyEstimate::compute(options);
     check::check_options(options, &estimate, &hierarchies)?;
     let kernel = KernelStages::probe(options.kernel_stages);
-    let mut results = beginning(options, &hierarchies, &kernel)?;
+    let mut results = begin_results(options, &hierarchies, &kernel)?;
     for path in check::clear_left_behind(&options.work, &hierarchies) {
         tell(&format!("removed the remains of an earlier study: {}", path.display()));
     }
@@ -54,12 +54,12 @@ pub fn run(options: &StudyOptions, tell: &mut dyn FnMut(&str)) -> Result<StudyRe
 }
 
 /// Empty results, or those to continue with.
-fn beginning(
+fn begin_results(
     options: &StudyOptions,
     hierarchies: &CgroupHierarchies,
     kernel: &KernelStages,
 ) -> Result<StudyResults> {
-    let fresh = fresh(options, hierarchies, kernel);
+    let fresh = make_results(options, hierarchies, kernel);
     if !options.resume {
         ensure!(
             !options.out.join(crate::results::FILE).exists(),
@@ -100,7 +100,7 @@ fn beginning(
     Ok(old)
 }
 
-fn fresh(
+fn make_results(
     options: &StudyOptions,
     hierarchies: &CgroupHierarchies,
     kernel: &KernelStages,
@@ -268,7 +268,7 @@ mod tests {
         StudyOptions {
             rows: vec![1, 37],
             scale: StudyScale::Tiny,
-            configs: ["native", "base"].map(|name| StudyConfig::named(name).unwrap()).to_vec(),
+            configs: ["native", "base"].map(|name| StudyConfig::from_name(name).unwrap()).to_vec(),
             runs: 2,
             device: DeviceChoice::Emulated(StorageMedia::Ssd),
             out: out.to_owned(),
@@ -305,7 +305,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut options = options(dir.path());
         let (hierarchies, kernel) = (CgroupHierarchies::default(), KernelStages::probe(false));
-        let begin = |options: &StudyOptions| beginning(options, &hierarchies, &kernel);
+        let begin = |options: &StudyOptions| begin_results(options, &hierarchies, &kernel);
         begin(&options).unwrap().write(dir.path()).unwrap();
         assert!(begin(&options).unwrap_err().to_string().contains("--resume"));
         options.resume = true;

@@ -186,7 +186,7 @@ mod tests {
             rows: (1..=45).collect(),
             scale,
             configs: ["native", "base", "opt"]
-                .map(|name| StudyConfig::named(name).unwrap())
+                .map(|name| StudyConfig::from_name(name).unwrap())
                 .to_vec(),
             runs: 1,
             device: DeviceChoice::Emulated(StorageMedia::Ssd),
@@ -223,7 +223,7 @@ mod tests {
             RowSizes::for_row(1, &options).factor,
             RowSizes::for_row(1, &self::options(StudyScale::Small)).factor
         );
-        options.configs = vec![StudyConfig::native(), StudyConfig::named("default").unwrap()];
+        options.configs = vec![StudyConfig::native(), StudyConfig::from_name("default").unwrap()];
         assert_eq!(RowSizes::for_row(37, &options), all);
     }
 

@@ -42,7 +42,10 @@ fn results(ours: u64) -> GlusterResults {
         time_ms: 1000,
         file_bytes: 1 << 24,
         files: 2000,
-        targets: ALL.iter().map(|name| GlusterTargetSpec::named(name).unwrap().target()).collect(),
+        targets: ALL
+            .iter()
+            .map(|name| GlusterTargetSpec::from_name(name).unwrap().target())
+            .collect(),
         left_out: vec!["what was <left out>".into()],
         interrupted: false,
         cells: Vec::new(),

@@ -11,12 +11,13 @@ use defuse_study::rows::{PublishedRow, StorageMedia};
 
 /// Invented results of all rows. All figures differ, so that a mix-up is detected.
 fn results() -> StudyResults {
-    let configs = ["native", "base", "opt"].map(|name| StudyConfig::named(name).unwrap()).to_vec();
+    let configs =
+        ["native", "base", "opt"].map(|name| StudyConfig::from_name(name).unwrap()).to_vec();
     let mut cells = Vec::new();
     for row in PublishedRow::list() {
         for (place, config) in configs.iter().enumerate() {
             for run in 1..=2 {
-                let measured = Some(measured(row.number, place as u64, run));
+                let measured = Some(make_measurement(row.number, place as u64, run));
                 let config = config.name.clone();
                 cells.push(StudyCell { row: row.number, config, run, measured, error: None });
             }
@@ -52,7 +53,7 @@ fn results() -> StudyResults {
     }
 }
 
-fn measured(row: u8, config: u64, run: u32) -> CellMeasurement {
+fn make_measurement(row: u8, config: u64, run: u32) -> CellMeasurement {
     let operations = 10_000 + u64::from(row);
     let slower = 1.0 + config as f64 * f64::from(row) / 30.0;
     let recorder = Recorder::new();

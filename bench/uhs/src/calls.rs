@@ -50,7 +50,7 @@ pub(crate) fn measure(
         let by_mount: [TimedCall<'_>; 3] = [
             Box::new(|| Ok(mounted.read_exact_at(&mut room, 0)?)),
             Box::new(|| {
-                let found = fs::symlink_metadata(at.join(missing(&names)));
+                let found = fs::symlink_metadata(at.join(make_missing_name(&names)));
                 anyhow::ensure!(found.is_err(), "a name that nobody has made");
                 Ok(())
             }),
@@ -84,7 +84,7 @@ pub(crate) fn measure(
 }
 
 /// A name that does not exist, and that no earlier call has used.
-fn missing(names: &Cell<u64>) -> String {
+fn make_missing_name(names: &Cell<u64>) -> String {
     names.set(names.get() + 1);
     format!("missing {}", names.get())
 }
@@ -105,7 +105,7 @@ fn cpu_of(call: &mut TimedCall<'_>) -> Result<f64> {
         (0..CALLS).try_for_each(|_| call())?;
         count += CALLS;
     }
-    let used = before.used_until(&cpu::CpuSample::take(None));
+    let used = before.usage_until(&cpu::CpuSample::take(None));
     Ok(used.system_ns as f64 / f64::from(count))
 }
 
@@ -142,12 +142,12 @@ impl CallClient {
         let mut sink = SliceSink::new(&mut room);
         let mut out = ReadBuf::new(&mut sink, BLOCK);
         self.fs.read(&cx(), self.file, ReadArgs::default(), &mut out)?;
-        anyhow::ensure!(out.filled() == BLOCK, "a read of {} bytes", out.filled());
+        anyhow::ensure!(out.filled_len() == BLOCK, "a read of {} bytes", out.filled_len());
         Ok(())
     }
 
     fn stat_names(&self, names: &Cell<u64>) -> Result<()> {
-        let text = missing(names);
+        let text = make_missing_name(names);
         let name = Name::new(text.as_bytes()).ok().context("a name")?;
         let found = self.fs.lookup(&cx(), Ino::ROOT, name);
         anyhow::ensure!(found == Err(Errno::ENOENT), "a name that nobody has made");

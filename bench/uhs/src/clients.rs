@@ -111,7 +111,7 @@ impl WorkloadRunner<'_> {
             done.operations_per_second += figure("operations_per_second")?;
             operations += figure("operations")?;
         }
-        let used = before.used_until(&cpu::CpuSample::take(None));
+        let used = before.usage_until(&cpu::CpuSample::take(None));
         done.cpu_us = used.system_ns as f64 / 1e3 / operations.max(1.0);
         Ok(done)
     }
@@ -129,7 +129,7 @@ pub(crate) fn measure(
     calls::measure(stage, &program, &dir, results)?;
     for way in ClientAccess::ALL {
         with(stage, way, &runner, &mut |place| {
-            many_readers(&runner, place, way, options, results)
+            measure_many_readers(&runner, place, way, options, results)
         })?;
     }
     measure_first_reads(stage, &runner, options, results)?;
@@ -211,7 +211,7 @@ fn serve(
 
 /// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files together have the same size,
 /// so that the caches of the processors hold as much of them; then each has the same size, so that they hold less.
-fn many_readers(
+fn measure_many_readers(
     runner: &WorkloadRunner<'_>,
     place: &WorkloadFiles,
     way: ClientAccess,
@@ -254,9 +254,9 @@ fn measure_first_reads(
     results: &mut UhsBenchResults,
 ) -> Result<()> {
     let bytes = options.scale.data_bytes.clamp(1 << 20, 64 << 20);
-    let make_it = workload("common", (bytes, "prealloc"), &whole(bytes, ""), "");
+    let make_it = workload("common", (bytes, "prealloc"), &read_whole(bytes, ""), "");
     let read_it = |direct: &str| {
-        let text = workload("common", (bytes, "prealloc,reuse"), &whole(bytes, direct), "");
+        let text = workload("common", (bytes, "prealloc,reuse"), &read_whole(bytes, direct), "");
         vec![text; TOGETHER]
     };
     let mut add = |target: &str, (read, took, cpu): (u64, f64, f64)| {
@@ -306,7 +306,7 @@ fn drop_pages(dir: &Path) -> Result<()> {
 }
 
 /// Reads a file once from its begin to its end.
-fn whole(bytes: u64, direct: &str) -> String {
+fn read_whole(bytes: u64, direct: &str) -> String {
     // The opening of a file counts as an operation, so that the bytes decide about the end.
     let all_but_one = bytes - 1;
     format!(

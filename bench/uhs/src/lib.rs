@@ -102,7 +102,7 @@ impl UhsBenchScale {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> std::result::Result<UhsBenchScale, String> {
+    pub fn from_name(name: &str) -> std::result::Result<UhsBenchScale, String> {
         match name {
             "full" => Ok(UhsBenchScale::full()),
             "quick" => Ok(UhsBenchScale::quick()),
@@ -169,7 +169,7 @@ impl UhsBenchPart {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> std::result::Result<UhsBenchPart, String> {
+    pub fn from_name(name: &str) -> std::result::Result<UhsBenchPart, String> {
         let found = UhsBenchPart::ALL.iter().find(|(known, _)| *known == name);
         let names = UhsBenchPart::ALL.map(|(name, _)| name).join(", ");
         found
@@ -264,10 +264,10 @@ struct WorkTime {
     cpu: f64,
 }
 
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<WorkTime> {
+fn time_work(work: impl FnOnce() -> Result<()>) -> Result<WorkTime> {
     let (before, begun) = (cpu::CpuSample::take(None), Instant::now());
     work()?;
     let seconds = begun.elapsed().as_secs_f64();
-    let used = before.used_until(&cpu::CpuSample::take(None));
+    let used = before.usage_until(&cpu::CpuSample::take(None));
     Ok(WorkTime { seconds, cpu: used.system_ns as f64 / 1e9 })
 }

@@ -9,7 +9,7 @@ use defuse_measure::{command, mount};
 use crate::files::{KernelFiles, PreparedPath, TimedFiles};
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::TargetStage;
-use crate::{UhsBenchOptions, timed};
+use crate::{UhsBenchOptions, time_work};
 
 /// Files at most.
 const MOST_FILES: usize = 100_000;
@@ -52,7 +52,7 @@ fn phases(at: &Path, count: usize, target: &str, results: &mut UhsBenchResults) 
     let names = (0..count).map(|file| files.name(&format!("/d/file{file:06}")));
     let names = names.collect::<Result<Vec<PreparedPath>>>()?;
     let mut phase = |name: &str, act: &dyn Fn(&PreparedPath) -> Result<()>| -> Result<()> {
-        let took = timed(|| names.iter().try_for_each(act))?;
+        let took = time_work(|| names.iter().try_for_each(act))?;
         let name = format!("kernel mount: {name}");
         let figure = count as f64 / took.seconds;
         results.add((&name, "1/s", FigureDirection::More, 0.9), target, figure);

@@ -46,7 +46,7 @@ pub(crate) fn measure(
     let mut add = |name: &str, unit: &'static str, figure: f64| {
         results.add((name, unit, FigureDirection::Less, 0.0), "uhs", figure);
     };
-    let slots = reading(&crashed, files as u64)?;
+    let slots = measure_reading(&crashed, files as u64)?;
     add("reading as many slots as there are files", "s", slots);
     for (name, device) in [("a power failure", &crashed), ("a clean end", stage.device()?)] {
         let before = sectors(device, 2)?;
@@ -68,7 +68,7 @@ fn mounting(device: &ImageLoopDevice) -> Result<f64> {
     Ok(seconds)
 }
 
-fn reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
+fn measure_reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
     let file = FileDevice::open(device.node(), DeviceAccess::Read)?;
     let blocks = blocks.min(file.properties().blocks);
     let begun = Instant::now();

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::files::{PreparedPath, TimedFiles};
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::{TargetStage, UhsBenchTarget};
-use crate::{UhsBenchScale, WorkTime, timed};
+use crate::{UhsBenchScale, WorkTime, time_work};
 
 /// How often two threads look at their files, so that the start of threads does not count.
 const STAT_PASSES: usize = 8;
@@ -39,7 +39,7 @@ impl PhaseFiles {
     }
 
     /// All files in an order by chance.
-    fn shuffled(&self, files: &dyn TimedFiles) -> Result<Vec<PreparedPath>> {
+    fn shuffle_files(&self, files: &dyn TimedFiles) -> Result<Vec<PreparedPath>> {
         let mut order: Vec<usize> = (0..self.files).collect();
         fastrand::Rng::with_seed(7).shuffle(&mut order);
         self.names(files, order.into_iter(), "")
@@ -59,7 +59,7 @@ pub(crate) fn measure(
         }
     }
     for target in UhsBenchTarget::ALL {
-        stage.with(target, |_, files| two_threads(files, target, scale, results))?;
+        stage.with(target, |_, files| measure_two_threads(files, target, scale, results))?;
         stage.with(target, |stage, files| directory(stage, files, target, scale, results))?;
     }
     Ok(())
@@ -76,7 +76,7 @@ fn phases(
     }
     files.sync()?;
     let mut phase = |what: &str, goal: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        let WorkTime { seconds, cpu } = timed(|| {
+        let WorkTime { seconds, cpu } = time_work(|| {
             work()?;
             files.sync()
         })?;
@@ -93,7 +93,7 @@ fn phases(
     let names = set.prepare_all(files, "")?;
     phase("create", 4.0, &|| names.iter().try_for_each(|name| files.create(name)))?;
     phase("stat in order", 3.0, &|| names.iter().try_for_each(|name| files.stat(name)))?;
-    let shuffled = set.shuffled(files)?;
+    let shuffled = set.shuffle_files(files)?;
     phase("stat at random", 3.0, &|| shuffled.iter().try_for_each(|name| files.stat(name)))?;
     phase("chmod at random", 1.0, &|| {
         shuffled.iter().try_for_each(|name| files.chmod(name, 0o600))
@@ -107,7 +107,7 @@ fn phases(
 }
 
 /// Two threads, each in directories of its own, against one thread.
-fn two_threads(
+fn measure_two_threads(
     files: &dyn TimedFiles,
     target: UhsBenchTarget,
     scale: &UhsBenchScale,
@@ -117,7 +117,7 @@ fn two_threads(
     let run = |names: &[Vec<PreparedPath>],
                passes: usize,
                act: &(dyn Fn(&PreparedPath) -> Result<()> + Sync)| {
-        timed(|| {
+        time_work(|| {
             thread::scope(|scope| {
                 let work = |names: &'_ [PreparedPath]| {
                     (0..passes).try_for_each(|_| names.iter().try_for_each(act))
@@ -177,7 +177,7 @@ fn directory(
     let mut rename = |from: &str, to: &str, name: &str| -> Result<()> {
         let (from, to) = (files.name(from)?, files.name(to)?);
         let before = stage.bytes_written()?;
-        let took = timed(|| {
+        let took = time_work(|| {
             files.rename(&from, &to)?;
             files.sync()
         })?;

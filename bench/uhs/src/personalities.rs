@@ -53,7 +53,7 @@ fn run_one(
     let begun = StartClocks::default();
     let reports = files.execute(&plan, &begun).with_context(|| format!("{name} on {target}"))?;
     let before = begun.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let used = before.context("a run begins")?.used_until(&cpu::CpuSample::take(None));
+    let used = before.context("a run begins")?.usage_until(&cpu::CpuSample::take(None));
     let total = &reports.last().context("a workload has a run")?.total;
     let cpu_us = used.system_ns as f64 / 1e3 / total.operations.max(1) as f64;
     results.add((row, "1/s", FigureDirection::More, goal), target, total.operations_per_second);

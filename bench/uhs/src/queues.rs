@@ -17,7 +17,7 @@ use defuse_block::{
 use crate::files::TimedFiles;
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::TargetStage;
-use crate::{UhsBenchScale, data, sync, timed};
+use crate::{UhsBenchScale, data, sync, time_work};
 
 pub(crate) use on_driver::measure as measure_on_driver;
 pub(crate) use on_qemu::measure as measure_on_qemu;
@@ -91,7 +91,7 @@ fn measure_uhs(
             .with_uhs(options, |_, files| data::phases(files, ("uhs: ", target), scale, results))?;
         for threads in [1, 16] {
             let work = |_: &TargetStage, files: &dyn TimedFiles| {
-                timed(|| sync::write_and_sync(files, threads, scale.synced))
+                time_work(|| sync::write_and_sync(files, threads, scale.synced))
             };
             let took = stage.with_uhs(options, work)?;
             let name = format!("uhs: create, write 1 KiB, fsync; {threads} threads");
@@ -247,7 +247,7 @@ fn run(
         streams.iter().map(|stream| StreamProgress::new(*stream)).collect();
     let mut begun: Vec<Duration> = Vec::new();
     let (start, mut done) = (clock.now(), Vec::new());
-    while all.iter().any(StreamProgress::goes_on) {
+    while all.iter().any(StreamProgress::should_continue) {
         for (number, one) in all.iter_mut().enumerate() {
             while one.pushed < one.stream.count && one.in_flight < window {
                 let memory = region.take(one.stream.blocks as u32).context("no frame is free")?;
@@ -279,7 +279,7 @@ impl StreamProgress {
         StreamProgress { stream, pushed: 0, in_flight: 0, latency: Duration::ZERO, next_block: 0 }
     }
 
-    fn goes_on(&self) -> bool {
+    fn should_continue(&self) -> bool {
         self.pushed < self.stream.count || self.in_flight > 0
     }
 

@@ -66,7 +66,7 @@ pub fn table(rows: &[FigureRow]) -> String {
     for row in rows {
         let figures = row.figures.iter();
         let figures: Vec<String> = figures
-            .map(|(target, figures)| format!("{target} {}", short(median(figures))))
+            .map(|(target, figures)| format!("{target} {}", format_short(median(figures))))
             .collect();
         let (name, unit) = (&row.name, row.unit);
         let _ = write!(text, "{name:<44} {unit:<10} {}", figures.join("  "));
@@ -116,7 +116,7 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-fn short(figure: f64) -> String {
+fn format_short(figure: f64) -> String {
     match figure.abs() {
         large if large >= 1000.0 => format!("{figure:.0}"),
         middle if middle >= 10.0 => format!("{figure:.1}"),

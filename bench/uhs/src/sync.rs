@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::files::TimedFiles;
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::{TargetStage, UhsBenchTarget};
-use crate::{UhsBenchScale, timed};
+use crate::{UhsBenchScale, time_work};
 
 /// One round of all targets.
 pub(crate) fn measure(
@@ -19,7 +19,7 @@ pub(crate) fn measure(
         for threads in [1, 16] {
             stage.with(target, |stage, files| {
                 let before = stage.bytes_written()?;
-                let took = timed(|| write_and_sync(files, threads, scale.synced))?;
+                let took = time_work(|| write_and_sync(files, threads, scale.synced))?;
                 let written = (stage.bytes_written()? - before) as f64 / scale.synced as f64;
                 let name = format!("create, write 1 KiB, fsync; {threads} threads");
                 let (count, target) = (scale.synced as f64, target.name());

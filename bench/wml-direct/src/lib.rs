@@ -34,7 +34,7 @@ impl DirectDriver {
     ///
     /// Fails if the credentials of this process cannot be read.
     pub fn new(client: Arc<DirectClient>) -> defuse_fs::Result<DirectDriver> {
-        Ok(DirectDriver { client, task: Arc::new(ClientTask::of_this_process()?) })
+        Ok(DirectDriver { client, task: Arc::new(ClientTask::for_this_process()?) })
     }
 }
 

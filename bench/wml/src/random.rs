@@ -71,12 +71,12 @@ impl RandomVariable {
                 low + (high - low) * random.random::<f64>()
             }
         };
-        let value = self.rounded(raw) * self.factor;
+        let value = self.round(raw) * self.factor;
         let value = self.min.map_or(value, |min| value.max(min * self.factor));
         self.max.map_or(value, |max| value.min(max * self.factor))
     }
 
-    fn rounded(&self, value: f64) -> f64 {
+    fn round(&self, value: f64) -> f64 {
         if self.round > 0.0 { (value / self.round).round() * self.round } else { value }
     }
 
@@ -133,7 +133,7 @@ impl RandomAmount {
     }
 
     /// The number, if it is fixed.
-    pub fn fixed(&self) -> Option<u64> {
+    pub fn fixed_value(&self) -> Option<u64> {
         match self {
             RandomAmount::Fixed(number) => Some(*number),
             RandomAmount::Random(_) => None,
@@ -154,7 +154,7 @@ mod tests {
         (mean, values.iter().map(square).sum::<f64>() / values.len() as f64)
     }
 
-    fn near(found: f64, expected: f64) -> bool {
+    fn is_near(found: f64, expected: f64) -> bool {
         (found / expected - 1.0).abs() < 0.03
     }
 
@@ -163,8 +163,8 @@ mod tests {
         let (shape, mean) = (1.5, 16_384.0);
         let gamma = Gamma::new(shape, mean / shape).unwrap();
         let found = moments(&RandomVariable::new(RandomDistribution::Gamma(0.0, mean, gamma)));
-        assert!(near(found.0, mean), "{found:?}");
-        assert!(near(found.1, mean * mean / shape), "{found:?}");
+        assert!(is_near(found.0, mean), "{found:?}");
+        assert!(is_near(found.1, mean * mean / shape), "{found:?}");
     }
 
     #[test]
@@ -173,8 +173,8 @@ mod tests {
         let variable = RandomVariable::new(RandomDistribution::Table(rows));
         let mut random = generator(1, 0);
         let large = (0..100_000).filter(|_| variable.sample(&mut random) > 50.0).count();
-        assert!(near(large as f64, 20_000.0), "{large}");
-        assert!(near(moments(&variable).0, variable.mean()));
+        assert!(is_near(large as f64, 20_000.0), "{large}");
+        assert!(is_near(moments(&variable).0, variable.mean()));
     }
 
     #[test]

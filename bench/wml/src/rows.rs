@@ -79,12 +79,12 @@ pub struct WorkloadRow {
 
 impl WorkloadRow {
     /// The row with that number.
-    pub fn numbered(number: u32) -> Option<&'static WorkloadRow> {
+    pub fn find_by_number(number: u32) -> Option<&'static WorkloadRow> {
         ROWS.iter().find(|row| row.number == number)
     }
 
     /// The row with that name.
-    pub fn named(name: &str) -> Option<&'static WorkloadRow> {
+    pub fn find_by_name(name: &str) -> Option<&'static WorkloadRow> {
         ROWS.iter().find(|row| row.name == name)
     }
 

@@ -6,7 +6,7 @@ use common::{files, one_thread, run, try_run};
 use defuse_wml::RunReport;
 
 /// Runs one thread on one set. Returns its counts and the sizes of the files afterwards.
-fn did(set: &str, flowops: &str) -> (RunReport, Vec<u64>) {
+fn run_flowops(set: &str, flowops: &str) -> (RunReport, Vec<u64>) {
     let dir = tempfile::tempdir().unwrap();
     let report = run(dir.path(), &one_thread(set, flowops));
     (report, files(dir.path()).into_iter().map(|(_, size)| size).collect())
@@ -60,7 +60,7 @@ fn createfile_makes_files_that_do_not_exist_and_their_directories() {
 
 #[test]
 fn read_continues_at_its_position_and_restarts_at_the_end() {
-    let (report, _) = did(
+    let (report, _) = run_flowops(
         "entries=1,size=10k,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\nflowop read name=r,fd=1,iosize=4k,iters=5",
     );
@@ -70,14 +70,16 @@ fn read_continues_at_its_position_and_restarts_at_the_end() {
 
 #[test]
 fn io_on_a_closed_descriptor_opens_a_file_and_counts_it() {
-    let (report, _) =
-        did("entries=1,size=8k,prealloc", "flowop read name=r,filesetname=s,iosize=4k,fd=3");
+    let (report, _) = run_flowops(
+        "entries=1,size=8k,prealloc",
+        "flowop read name=r,filesetname=s,iosize=4k,fd=3",
+    );
     assert_eq!(count(&report, "r"), (2, 4096));
 }
 
 #[test]
 fn random_reads_never_reach_beyond_the_end() {
-    let (report, _) = did(
+    let (report, _) = run_flowops(
         "entries=1,size=10k,prealloc",
         "flowop read name=r,filesetname=s,random,iosize=4k,iters=200",
     );
@@ -88,12 +90,12 @@ fn random_reads_never_reach_beyond_the_end() {
 #[test]
 fn writes_continue_at_their_position_and_random_ones_stay_within_the_file() {
     let open = "flowop openfile name=o,filesetname=s,fd=1\n";
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=8k,prealloc",
         &format!("{open}flowop write name=w,fd=1,iosize=3k,iters=4"),
     );
     assert_eq!((count(&report, "w"), sizes), ((4, 12 << 10), vec![12 << 10]));
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=8k,prealloc",
         &format!("{open}flowop write name=w,fd=1,random,iosize=3k,iters=50"),
     );
@@ -102,7 +104,7 @@ fn writes_continue_at_their_position_and_random_ones_stay_within_the_file() {
 
 #[test]
 fn a_working_set_bounds_random_offsets() {
-    let (_, sizes) = did(
+    let (_, sizes) = run_flowops(
         "entries=1,size=0,prealloc",
         "flowop write name=w,filesetname=s,random,workingset=64k,iosize=4k,iters=500",
     );
@@ -113,7 +115,7 @@ fn a_working_set_bounds_random_offsets() {
 #[test]
 fn whole_files_are_read_from_the_beginning_to_the_end() {
     for (iosize, flowops) in [("", 10), ("iosize=4k,", 10), ("iosize=1m,", 10)] {
-        let (report, _) = did(
+        let (report, _) = run_flowops(
             "entries=2,size=10000,prealloc",
             &format!(
                 "flowop openfile name=o,filesetname=s,fd=1\n\
@@ -126,7 +128,7 @@ fn whole_files_are_read_from_the_beginning_to_the_end() {
 
 #[test]
 fn whole_files_are_written_to_the_size_of_the_set_or_of_the_source() {
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=10000",
         "flowop createfile name=c,filesetname=s,fd=1\n\
          flowop writewholefile name=w,fd=1,iosize=4k\nflowop closefile name=x,fd=1",
@@ -148,7 +150,7 @@ fn whole_files_are_written_to_the_size_of_the_set_or_of_the_source() {
 
 #[test]
 fn appends_go_to_the_end() {
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=1000,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\nflowop appendfile name=a,fd=1,iosize=300,iters=3",
     );
@@ -157,7 +159,7 @@ fn appends_go_to_the_end() {
 
 #[test]
 fn random_appends_write_less_than_their_size_and_count_when_they_write_nothing() {
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=0,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\n\
          flowop appendfilerand name=a,fd=1,iosize=1000,iters=400\n\
@@ -172,9 +174,9 @@ fn random_appends_write_less_than_their_size_and_count_when_they_write_nothing()
 #[test]
 fn deletefile_deletes_in_rotation_or_the_file_of_its_descriptor() {
     let (report, sizes) =
-        did("entries=5,size=1,prealloc", "flowop deletefile name=d,filesetname=s,iters=3");
+        run_flowops("entries=5,size=1,prealloc", "flowop deletefile name=d,filesetname=s,iters=3");
     assert_eq!((count(&report, "d"), sizes.len()), ((3, 0), 2));
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=5,size=1,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\nflowop closefile name=c,fd=1\n\
          flowop deletefile name=d,fd=1",
@@ -184,7 +186,7 @@ fn deletefile_deletes_in_rotation_or_the_file_of_its_descriptor() {
 
 #[test]
 fn a_file_that_is_open_is_not_deleted_and_not_counted() {
-    let (report, sizes) = did(
+    let (report, sizes) = run_flowops(
         "entries=1,size=1,prealloc",
         "flowop openfile name=o,filesetname=s,fd=1\nflowop deletefile name=d,filesetname=s",
     );
@@ -193,7 +195,7 @@ fn a_file_that_is_open_is_not_deleted_and_not_counted() {
 
 #[test]
 fn statfile_and_fsync_and_fsyncset_count() {
-    let (report, _) = did(
+    let (report, _) = run_flowops(
         "entries=3,size=1,prealloc",
         "flowop statfile name=by-name,filesetname=s,iters=4\n\
          flowop openfile name=o1,filesetname=s,fd=1\nflowop openfile name=o2,filesetname=s,fd=2\n\
@@ -213,7 +215,7 @@ fn directories_are_created_removed_and_listed() {
     );
     let report = run(dir.path(), &text);
     assert_eq!((count(&report, "m"), count(&report, "r")), ((4, 0), (1, 0)));
-    let (report, _) = did(
+    let (report, _) = run_flowops(
         "entries=10,size=0,dirwidth=10,prealloc",
         "flowop listdir name=l,filesetname=s,iters=2",
     );
@@ -233,7 +235,7 @@ fn an_index_picks_its_file() {
 
 #[test]
 fn opennext_uses_one_descriptor_after_the_other() {
-    let (report, _) = did(
+    let (report, _) = run_flowops(
         "entries=4,size=4k,prealloc",
         "flowop read name=r,filesetname=s,opennext,iosize=4k,iters=8",
     );
@@ -261,7 +263,8 @@ fn composite_flowops_have_iterations_and_variables() {
 
 #[test]
 fn hog_and_delay_are_no_io() {
-    let (report, _) = did("entries=1", "flowop hog name=h,value=1000\nflowop delay name=d,value=1");
+    let (report, _) =
+        run_flowops("entries=1", "flowop hog name=h,value=1000\nflowop delay name=d,value=1");
     assert_eq!((count(&report, "h").0, count(&report, "d").0), (1, 1));
     assert_eq!(report.total.operations, 0);
     assert!(report.flowop("d").unwrap().min_ns >= 1_000_000_000);

@@ -30,7 +30,7 @@ fn operations(report: &RunReport, name: &str) -> u64 {
 }
 
 /// The number of threads and the I/O size in the name of a row.
-fn of_name(row: &WorkloadRow) -> (u64, u64) {
+fn parse_name(row: &WorkloadRow) -> (u64, u64) {
     let threads = if row.name.contains("32th") { 32 } else { 1 };
     let sizes =
         [("-4KB-", 4 << 10), ("-32KB-", 32 << 10), ("-128KB-", 128 << 10), ("-1MB-", 1 << 20)];
@@ -51,7 +51,7 @@ fn there_are_45_rows_with_the_work_of_the_table() {
         }
     }
     let data = |name: &str| {
-        let row = WorkloadRow::named(name).unwrap();
+        let row = WorkloadRow::find_by_name(name).unwrap();
         plan(builtin(row.workload).unwrap(), row.variables_on(RowDevice::Ssd), dir, 1.0)
             .data_bytes()
     };
@@ -66,7 +66,7 @@ fn there_are_45_rows_with_the_work_of_the_table() {
 #[test]
 fn sequential_reads_read_every_byte_once_for_each_thread() {
     for row in ROWS.iter().filter(|row| row.workload == "seq-rd") {
-        let (threads, iosize) = of_name(row);
+        let (threads, iosize) = parse_name(row);
         let (plan, report) = run(row);
         let readers = if row.name.contains("-1f") { threads } else { 1 };
         let read = report.flowop("read").unwrap();
@@ -81,7 +81,7 @@ fn sequential_reads_read_every_byte_once_for_each_thread() {
 #[test]
 fn sequential_writes_write_every_byte_of_every_file() {
     for row in ROWS.iter().filter(|row| row.workload == "seq-wr") {
-        let (threads, iosize) = of_name(row);
+        let (threads, iosize) = parse_name(row);
         let (plan, report) = run(row);
         let write = report.flowop("write").unwrap();
         assert_eq!(write.bytes, plan.data_bytes(), "{}", row.name);
@@ -95,7 +95,7 @@ fn sequential_writes_write_every_byte_of_every_file() {
 fn in_random_rows_every_thread_does_its_share_of_operations() {
     let (mut most, mut least) = (0, u64::MAX);
     for row in ROWS.iter().filter(|row| row.workload.starts_with("rnd")) {
-        let (threads, iosize) = of_name(row);
+        let (threads, iosize) = parse_name(row);
         let (plan, report) = run(row);
         let name = if row.workload == "rnd-rd" { "read" } else { "write" };
         let io = report.flowop(name).unwrap();
@@ -113,7 +113,7 @@ fn in_random_rows_every_thread_does_its_share_of_operations() {
 #[test]
 fn every_file_of_many_is_created_written_and_closed_exactly_once() {
     for name in ["files-cr-1th", "files-cr-32th"] {
-        let (plan, report) = run(WorkloadRow::named(name).unwrap());
+        let (plan, report) = run(WorkloadRow::find_by_name(name).unwrap());
         let files = plan.filesets[0].entries;
         assert_eq!(files, 400);
         for flowop in ["create", "write", "close"] {
@@ -127,7 +127,7 @@ fn every_file_of_many_is_created_written_and_closed_exactly_once() {
 #[test]
 fn many_files_are_deleted_exactly_once() {
     for name in ["files-del-1th", "files-del-32th"] {
-        let (plan, report) = run(WorkloadRow::named(name).unwrap());
+        let (plan, report) = run(WorkloadRow::find_by_name(name).unwrap());
         assert_eq!(report.total.operations, plan.filesets[0].entries, "{name}");
         assert_eq!(operations(&report, "delete"), 400, "{name}");
     }
@@ -135,12 +135,12 @@ fn many_files_are_deleted_exactly_once() {
 
 #[test]
 fn reading_many_files_ends_at_the_given_count() {
-    let (_, report) = run(WorkloadRow::named("files-rd-1th").unwrap());
+    let (_, report) = run(WorkloadRow::find_by_name("files-rd-1th").unwrap());
     // 4,000,000 / 10,000; open, read, close and the count itself are 4 operations.
     assert_eq!(operations(&report, "finish"), 101);
     assert_eq!(operations(&report, "read"), 101);
     assert_eq!(report.flowop("read").unwrap().bytes, 101 * 4096);
-    let (_, report) = run(WorkloadRow::named("files-rd-32th").unwrap());
+    let (_, report) = run(WorkloadRow::find_by_name("files-rd-32th").unwrap());
     let all = report.total.operations + operations(&report, "finish");
     assert!((400..400 + 32 * 5).contains(&all), "{all}");
 }
@@ -150,7 +150,7 @@ fn servers_end_at_the_given_count_and_do_the_expected_work() {
     for (name, wanted, threads) in
         [("file-server", 300, 50), ("mail-server", 700, 16), ("web-server", 800, 100)]
     {
-        let (_, report) = run(WorkloadRow::named(name).unwrap());
+        let (_, report) = run(WorkloadRow::find_by_name(name).unwrap());
         let all = report.total.operations + operations(&report, "finish");
         let longest = report.flowops.len() as u64;
         assert!(all >= wanted && all <= wanted + threads * longest, "{name}: {all}");

@@ -10,7 +10,7 @@ use defuse_wml::{
 };
 
 /// Threads that delete `entries` files; a second set never runs out.
-fn deleting(mode: &str, run: &str) -> String {
+fn make_deleting(mode: &str, run: &str) -> String {
     format!(
         "{mode}
          define fileset name=few,path=$dir,entries=5,size=1,prealloc
@@ -30,7 +30,7 @@ fn counts(report: &RunReport) -> [u64; 2] {
 #[test]
 fn alldone_ends_when_every_thread_has_ended() {
     let dir = tempfile::tempdir().unwrap();
-    let report = run(dir.path(), &deleting("set mode quit alldone", "run"));
+    let report = run(dir.path(), &make_deleting("set mode quit alldone", "run"));
     assert_eq!(counts(&report), [5, 60]);
     assert!(files(dir.path()).is_empty());
 }
@@ -38,7 +38,7 @@ fn alldone_ends_when_every_thread_has_ended() {
 #[test]
 fn firstdone_ends_when_one_thread_has_ended() {
     let dir = tempfile::tempdir().unwrap();
-    let text = deleting("set mode quit firstdone", "run")
+    let text = make_deleting("set mode quit firstdone", "run")
         .replace("filesetname=many }", "filesetname=many\nflowop delay name=d,value=1 }");
     let [few, many] = counts(&run(dir.path(), &text));
     assert_eq!(few, 5);
@@ -48,7 +48,7 @@ fn firstdone_ends_when_one_thread_has_ended() {
 #[test]
 fn without_a_mode_a_flowop_without_a_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let failure = try_run(dir.path(), &deleting("", "run 10")).unwrap_err().to_string();
+    let failure = try_run(dir.path(), &make_deleting("", "run 10")).unwrap_err().to_string();
     assert!(failure.contains("found no file") && failure.contains("alldone"), "{failure}");
 }
 
@@ -96,7 +96,7 @@ impl RunObserver for RecordingObserver {
     }
 }
 
-fn listened(text: &str) -> (RecordingObserver, Vec<RunReport>) {
+fn run_observed(text: &str) -> (RecordingObserver, Vec<RunReport>) {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("set $dir=\"{}\"\n{text}", dir.path().display());
     let plan = load(&text, "t.f", &LoadOptions::default()).unwrap();
@@ -107,18 +107,18 @@ fn listened(text: &str) -> (RecordingObserver, Vec<RunReport>) {
 
 #[test]
 fn statistics_restart_in_each_period_if_it_is_negative() {
-    let (anew, reports) = listened(&format!("{FOREVER}psrun -1 3\n"));
+    let (anew, reports) = run_observed(&format!("{FOREVER}psrun -1 3\n"));
     let total = reports[0].total.operations;
     let periods = anew.periods.into_inner().unwrap();
     assert!(periods.len() >= 2 && periods.iter().sum::<u64>() <= total, "{periods:?} {total}");
-    let (grows, reports) = listened(&format!("{FOREVER}psrun 1 3\n"));
+    let (grows, reports) = run_observed(&format!("{FOREVER}psrun 1 3\n"));
     let periods = grows.periods.into_inner().unwrap();
     assert!(periods.is_sorted() && *periods.last().unwrap() <= reports[0].total.operations);
 }
 
 #[test]
 fn echo_shows_variables_and_quit_ends_the_file() {
-    let (listener, reports) = listened("set $n=5k\necho \"n is $n\"\nquit\necho \"never\"\n");
+    let (listener, reports) = run_observed("set $n=5k\necho \"n is $n\"\nquit\necho \"never\"\n");
     assert_eq!(listener.told.into_inner().unwrap(), ["n is 5120"]);
     assert!(reports.is_empty());
 }
@@ -238,8 +238,8 @@ fn scaling_keeps_proportions_and_never_sizes_of_io() {
     let options = LoadOptions { scale: 0.01, ..LoadOptions::default() };
     let plan = load(text, "t.f", &options).unwrap();
     let [large, small] = [&plan.filesets[0], &plan.filesets[1]];
-    assert_eq!((large.entries, large.size.fixed()), (4, Some(10 << 20)));
-    assert_eq!((small.entries, small.size.fixed()), (1000, Some(4096)));
+    assert_eq!((large.entries, large.size.fixed_value()), (4, Some(10 << 20)));
+    assert_eq!((small.entries, small.size.fixed_value()), (1000, Some(4096)));
     let changes = plan.scaling.changes.join("\n");
     for change in ["w: iters 10 instead of 1024", "f: ends at 500 instead of 50000"] {
         assert!(changes.contains(change), "{changes}");

@@ -367,7 +367,7 @@ impl DeviceQueue for RingQueue {
         })
     }
 
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the ring keeps its descriptor open, and the queue keeps the ring.
         Some(unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) })
     }

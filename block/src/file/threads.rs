@@ -74,8 +74,8 @@ impl DeviceQueue for ThreadQueue {
         QueueWaker::new(move || outbox.wake())
     }
 
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
-        self.outbox.ready()
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.outbox.completion_fd()
     }
 
     fn in_flight(&self) -> usize {

@@ -6,7 +6,7 @@ fn frames(region: &Arc<MemoryRegion>, count: u32) -> MemorySegments {
 }
 
 /// Runs `count` reads at `depth`, and returns the operations per second.
-fn reads(parts: &SsdParameters, depth: u32, count: u64) -> f64 {
+fn measure_reads(parts: &SsdParameters, depth: u32, count: u64) -> f64 {
     let model = SsdModel::new(1 << 16, parts);
     let region = MemoryRegion::new(1024).unwrap();
     let mut queue = model.queue(depth).unwrap();
@@ -30,7 +30,7 @@ fn reads(parts: &SsdParameters, depth: u32, count: u64) -> f64 {
 fn one_read_takes_the_time_of_its_parts() {
     let parts = SsdParameters::default();
     let one = parts.command + parts.read + parts.transfer;
-    let rate = reads(&parts, 1, 100);
+    let rate = measure_reads(&parts, 1, 100);
     assert!((rate * one.as_secs_f64() - 1.0).abs() < 0.01, "{rate}");
 }
 
@@ -38,7 +38,7 @@ fn one_read_takes_the_time_of_its_parts() {
 fn many_reads_use_all_dies() {
     let parts = SsdParameters { queue_commands: 128, ..SsdParameters::default() };
     let most = parts.dies as f64 / parts.read.as_secs_f64();
-    let rate = reads(&parts, 512, 20_000);
+    let rate = measure_reads(&parts, 512, 20_000);
     assert!(rate > most * 0.7 && rate <= most, "{rate} of {most}");
 }
 
@@ -116,7 +116,7 @@ fn a_flush_takes_the_time_of_the_programs_and_no_time_after_them() {
 }
 
 /// The commands that are complete, with their moments.
-fn ends(timing: &mut CommandTiming) -> Vec<(usize, Duration)> {
+fn collect_ends(timing: &mut CommandTiming) -> Vec<(usize, Duration)> {
     let mut ends = Vec::new();
     while let Some(now) = timing.next() {
         ends.extend(timing.advance().map(|done| (done, now)));
@@ -134,7 +134,7 @@ fn a_flush_does_not_wait_for_writes_that_begin_after_it() {
     for _ in 0..10 {
         timing.begin(1, write, Duration::ZERO);
     }
-    let ends = ends(&mut timing);
+    let ends = collect_ends(&mut timing);
     let end = ends.iter().find(|(done, _)| *done == flush).unwrap().1;
     assert!(end > parts.program && end < 2 * parts.program, "{end:?}");
 }
@@ -151,7 +151,7 @@ fn a_write_with_fua_waits_for_its_own_pages_alone() {
     timing.begin(1, SsdWork::Write { blocks: 4, fua: false }, Duration::ZERO);
     let fua = timing.begin(1, SsdWork::Write { blocks: 1, fua: true }, Duration::ZERO);
     let flush = timing.begin(1, SsdWork::Flush, Duration::ZERO);
-    let ends = ends(&mut timing);
+    let ends = collect_ends(&mut timing);
     let of = |command| ends.iter().find(|(done, _)| *done == command).unwrap().1;
     assert!(of(fua) > parts.program && of(fua) < parts.program + parts.read, "{ends:?}");
     assert!(of(flush) > reads * parts.read + parts.program, "{ends:?}");
@@ -171,7 +171,7 @@ fn forgotten_commands_are_never_complete_and_the_dies_go_on() {
     timing.forget();
     assert!(timing.takes(0));
     let next = timing.begin(0, SsdWork::Read { block: 0, blocks: 1 }, Duration::ZERO);
-    let ends = ends(&mut timing);
+    let ends = collect_ends(&mut timing);
     assert_eq!(ends.len(), 1, "{ends:?}");
     let (done, end) = ends[0];
     let before = 3 * (parts.queue_commands as u32 / 2) * parts.read;

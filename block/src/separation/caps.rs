@@ -57,7 +57,7 @@ impl ClassCaps {
         self.in_flight[class.index()] += 1;
     }
 
-    pub(super) fn completed(&mut self, class: OperationClass, latency: Duration) {
+    pub(super) fn record_completion(&mut self, class: OperationClass, latency: Duration) {
         self.in_flight[class.index()] -= 1;
         if class == OperationClass::SmallRead {
             let latency = latency.as_secs_f64();
@@ -96,7 +96,7 @@ mod tests {
     fn round(caps: &mut ClassCaps, reads: u64) {
         for _ in 0..ROUND {
             caps.record_begin(OperationClass::SmallRead);
-            caps.completed(OperationClass::SmallRead, Duration::from_micros(reads));
+            caps.record_completion(OperationClass::SmallRead, Duration::from_micros(reads));
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
         assert!(caps.allow(OperationClass::SmallWrite));
         caps.record_begin(OperationClass::SmallWrite);
         assert!(!caps.allow(OperationClass::SmallWrite) && caps.allow(OperationClass::LargeRead));
-        caps.completed(OperationClass::SmallWrite, Duration::ZERO);
+        caps.record_completion(OperationClass::SmallWrite, Duration::ZERO);
         assert!(caps.allow(OperationClass::SmallWrite));
     }
 }

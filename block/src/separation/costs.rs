@@ -68,7 +68,7 @@ impl CostMatrix {
 
     /// Records the completion of an operation that began at `begun`. Its cost is the time since the completion before
     /// it, or since its own beginning: the part in which the queue worked on it. With `learns`, the mean follows.
-    pub(super) fn completed(
+    pub(super) fn record_completion(
         &mut self,
         queue: usize,
         class: OperationClass,
@@ -115,7 +115,7 @@ mod tests {
         ] {
             costs.record_begin(queue, class);
             let begun = costs.queues[queue].completed;
-            costs.completed(queue, class, (begun, begun + micros(cost)), true);
+            costs.record_completion(queue, class, (begun, begun + micros(cost)), true);
             assert_eq!(costs.mean(queue, class), Some(micros(cost)));
         }
         assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(0));

@@ -73,7 +73,7 @@ impl SeparationOptions {
 
     /// `count` queues of `depth` operations that are divided among the classes: operations for which readers wait,
     /// operations for which writers wait, and the rest. More queues divide these further, in turn.
-    pub fn divided(count: usize, depth: u32) -> Self {
+    pub fn new_divided(count: usize, depth: u32) -> Self {
         use OperationClass::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
         let parts: &[&[OperationClass]] = match count {
             0 | 1 => &[&OperationClass::ALL],
@@ -142,8 +142,8 @@ impl SeparatedDevice {
     }
 
     /// Operations of `class` (`None`: flushes) that wait for a queue, or for other operations.
-    pub fn waiting(&self, class: Option<OperationClass>) -> usize {
-        self.shared.lock().schedule.waiting(class)
+    pub fn count_waiting(&self, class: Option<OperationClass>) -> usize {
+        self.shared.lock().schedule.count_waiting(class)
     }
 }
 

@@ -198,7 +198,7 @@ impl OperationSchedule {
     }
 
     /// Records a completion, and restores its original tag. Also returns its user.
-    pub(super) fn completed(
+    pub(super) fn record_completion(
         &mut self,
         mut done: BlockCompletion,
         now: Duration,
@@ -209,9 +209,9 @@ impl OperationSchedule {
         self.free.push(at);
         self.loads[slot.queue].0 -= 1;
         if let Some(class) = slot.class {
-            self.caps.completed(class, now.saturating_sub(slot.begun));
+            self.caps.record_completion(class, now.saturating_sub(slot.begun));
             let learns = self.mode == SeparationMode::Learned;
-            self.costs.completed(slot.queue, class, (slot.begun, now), learns);
+            self.costs.record_completion(slot.queue, class, (slot.begun, now), learns);
         }
         if let Some((block, _)) = slot.range {
             self.overlaps.remove(slot.number, block);
@@ -251,7 +251,7 @@ impl OperationSchedule {
     }
 
     /// Operations of a class that wait for a queue or for other operations; flushes without a class.
-    pub(super) fn waiting(&self, class: Option<OperationClass>) -> usize {
+    pub(super) fn count_waiting(&self, class: Option<OperationClass>) -> usize {
         let lines = self.ready.iter().chain([&self.held]).flatten();
         let slots = lines.filter_map(|waiting| self.slots[waiting.slot].as_ref());
         slots.filter(|slot| slot.class == class).count()

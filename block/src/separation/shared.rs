@@ -62,7 +62,8 @@ fn open_lanes(
 }
 
 fn descriptors(lanes: &[Box<dyn DeviceQueue>]) -> Result<Option<Arc<Vec<OwnedFd>>>> {
-    let ready: Option<Vec<BorrowedFd<'_>>> = lanes.iter().map(|lane| lane.ready()).collect();
+    let ready: Option<Vec<BorrowedFd<'_>>> =
+        lanes.iter().map(|lane| lane.completion_fd()).collect();
     let Some(ready) = ready else { return Ok(None) };
     let own = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 0);
     Ok(Some(Arc::new(ready.into_iter().map(own).collect::<Result<_>>()?)))
@@ -139,7 +140,7 @@ impl SeparationShared {
             }
             let now = self.clock.now();
             for one in reaped.drain(..) {
-                let (user, done) = state.schedule.completed(one, now);
+                let (user, done) = state.schedule.record_completion(one, now);
                 wakes_leader |= user != me && state.leader == Some(user);
                 let Some(mail) = state.users[user].as_mut() else { continue };
                 mail.done.push(done);

@@ -225,14 +225,14 @@ fn classes_go_to_the_queues_that_take_them() {
     };
     assert_eq!(queues(&separation, &classes), [1, 0, 1, 0, 1, 0]);
     let classes = [SmallWrite, Behind, SmallRead, Reclaim, LargeWrite, LargeRead];
-    assert_eq!(queues(&SeparationOptions::divided(4, 8), &classes), [2, 3, 0, 3, 2, 1]);
-    assert_eq!(queues(&SeparationOptions::divided(6, 8), &classes), [2, 4, 0, 5, 3, 1]);
+    assert_eq!(queues(&SeparationOptions::new_divided(4, 8), &classes), [2, 3, 0, 3, 2, 1]);
+    assert_eq!(queues(&SeparationOptions::new_divided(6, 8), &classes), [2, 4, 0, 5, 3, 1]);
 }
 
 #[test]
 fn every_number_of_queues_takes_every_class() {
     for count in 1..=16 {
-        let separation = SeparationOptions::divided(count, 8);
+        let separation = SeparationOptions::new_divided(count, 8);
         assert_eq!(separation.queues.len(), count);
         assert!(
             SeparatedDevice::new(Arc::new(RamDevice::new(4096, 8)), &separation).is_ok(),
@@ -312,10 +312,10 @@ fn a_flush_waits_for_changes_of_all_users_and_for_no_read() {
         begun.push(op);
     }
     assert_eq!(begun.len(), 2);
-    assert_eq!(schedule.waiting(None), 1);
+    assert_eq!(schedule.count_waiting(None), 1);
     let write = begun.pop().unwrap();
     let done = BlockCompletion { tag: write.tag, result: Ok(()), memory: write.kind.into_memory() };
-    assert_eq!(schedule.completed(done, Duration::ZERO).0, 2);
+    assert_eq!(schedule.record_completion(done, Duration::ZERO).0, 2);
     assert!(matches!(
         schedule.next(Duration::ZERO),
         Some((_, BlockOp { kind: BlockOpKind::Flush, .. }))

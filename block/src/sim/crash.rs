@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::SimEvent;
-use super::queue::torn;
+use super::queue::tear_block;
 use crate::RamDevice;
 use crate::ram::BlockStore;
 
@@ -111,7 +111,7 @@ impl PowerCuts {
         let (certain, open) = std::mem::take(&mut self.open).into_iter().partition(|piece| {
             let Some(done) = self.done.get(&piece.submitted) else { return false };
             match is_flush {
-                true => *done < submitted && self.succeeded(*done),
+                true => *done < submitted && self.is_successful(*done),
                 false => piece.fua && *done == now,
             }
         });
@@ -120,7 +120,7 @@ impl PowerCuts {
         certain.into_iter().for_each(|piece| self.settle(piece));
     }
 
-    fn succeeded(&self, done: usize) -> bool {
+    fn is_successful(&self, done: usize) -> bool {
         matches!(self.events[done], SimEvent::Done { durable: true, .. })
     }
 
@@ -219,7 +219,7 @@ impl PowerCut<'_> {
                 (BlockContent::Bytes(bytes), WriteFate::Whole) => bytes.clone(),
                 (BlockContent::Bytes(bytes), WriteFate::Torn) => {
                     let size = store.block_size() as usize;
-                    Some(torn(store.get(piece.block), bytes.as_ref(), size, random))
+                    Some(tear_block(store.get(piece.block), bytes.as_ref(), size, random))
                 }
                 (BlockContent::Discarded, _) => {
                     garbage(store.get(piece.block).cloned(), store.block_size(), random)

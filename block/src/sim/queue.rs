@@ -103,7 +103,7 @@ impl SimDeviceState {
         let size = self.now.block_size() as usize;
         let Some((block, _)) = kind.range(size as u32) else { return };
         for (at, new) in (block..).zip(contents(kind, size)) {
-            let torn = torn(self.now.get(at), new.as_ref(), size, &mut self.random);
+            let torn = tear_block(self.now.get(at), new.as_ref(), size, &mut self.random);
             self.now.set(at, Some(torn));
         }
     }
@@ -117,7 +117,7 @@ fn contents(kind: &BlockOpKind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
 }
 
 /// A block whose sectors come from `old` or `new`.
-pub(super) fn torn(
+pub(super) fn tear_block(
     old: Option<&Arc<[u8]>>,
     new: Option<&Arc<[u8]>>,
     block_size: usize,

@@ -13,7 +13,7 @@ fn write(tag: u64, block_at: u64, fill: u8, fua: bool) -> BlockOp {
     BlockOp { tag, kind: BlockOpKind::Write { block: block_at, memory: block(fill), fua } }
 }
 
-fn all(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
+fn reap_all(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
@@ -23,7 +23,7 @@ fn all(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
 }
 
 /// The first bytes of the first blocks, in every state of the last moment.
-fn ends(sim: &SimDevice, blocks: u64) -> BTreeSet<Vec<u8>> {
+fn collect_ends(sim: &SimDevice, blocks: u64) -> BTreeSet<Vec<u8>> {
     let mut cuts = sim.power_cuts();
     let first = |ram: RamDevice| -> Vec<u8> {
         let mut line = BlockingQueue::new(&ram).unwrap();
@@ -43,12 +43,12 @@ fn a_flush_covers_what_was_reaped_before_it_and_nothing_else() {
     let sim = SimDevice::new(4, 1);
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 0, 1, false)).unwrap();
-    all(&mut *queue);
+    reap_all(&mut *queue);
     queue.push(write(2, 1, 2, false)).unwrap();
     queue.push(BlockOp { tag: 3, kind: BlockOpKind::Flush }).unwrap();
-    all(&mut *queue);
+    reap_all(&mut *queue);
     let expected = [[1, 0], [1, 2]].map(Vec::from);
-    assert_eq!(ends(&sim, 2), BTreeSet::from(expected));
+    assert_eq!(collect_ends(&sim, 2), BTreeSet::from(expected));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_flush_covers_the_writes_of_a_queue_that_was_dropped() {
     queue.push(write(1, 0, 1, false)).unwrap();
     drop(queue);
     BlockingQueue::new(&sim).unwrap().flush().unwrap();
-    assert_eq!(ends(&sim, 1), BTreeSet::from([vec![1]]));
+    assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![1]]));
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn a_write_with_fua_is_there_once_it_is_reaped() {
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 0, 1, true)).unwrap();
     queue.push(write(2, 1, 2, false)).unwrap();
-    all(&mut *queue);
-    assert_eq!(ends(&sim, 2), BTreeSet::from([vec![1, 0], vec![1, 2]]));
+    reap_all(&mut *queue);
+    assert_eq!(collect_ends(&sim, 2), BTreeSet::from([vec![1, 0], vec![1, 2]]));
 }
 
 #[test]
@@ -78,22 +78,22 @@ fn of_two_writes_in_flight_either_wins_and_of_two_in_a_row_the_second() {
         let mut queue = sim.queue(8).unwrap();
         queue.push(write(1, 0, 1, true)).unwrap();
         queue.push(write(2, 0, 2, true)).unwrap();
-        all(&mut *queue);
-        assert_eq!(ends(&sim, 1), BTreeSet::from([vec![1], vec![2]]), "seed {seed}");
+        reap_all(&mut *queue);
+        assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![1], vec![2]]), "seed {seed}");
         queue.push(write(3, 0, 3, true)).unwrap();
-        all(&mut *queue);
-        assert_eq!(ends(&sim, 1), BTreeSet::from([vec![3]]), "seed {seed}");
+        reap_all(&mut *queue);
+        assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![3]]), "seed {seed}");
     }
 }
 
 #[test]
 fn a_device_that_lies_about_flushes_loses_what_it_confirmed() {
     let sim = SimDevice::new(2, 3);
-    sim.lie_about_flushes();
+    sim.ignore_flushes();
     let mut line = BlockingQueue::new(&sim).unwrap();
     line.write(0, &[9; 4096]).unwrap();
     line.flush().unwrap();
-    assert_eq!(ends(&sim, 1), BTreeSet::from([vec![0], vec![9]]));
+    assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![0], vec![9]]));
 }
 
 #[test]
@@ -107,10 +107,10 @@ fn a_write_that_failed_leaves_sectors_old_or_new_until_another_one_replaces_them
     line.read(0, &mut bytes).unwrap();
     assert!(bytes.chunks(512).all(|sector| sector == [0; 512] || sector == [9; 512]));
     line.flush().unwrap();
-    assert_eq!(ends(&sim, 1), BTreeSet::from([vec![0], vec![9]]));
+    assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![0], vec![9]]));
     line.write(0, &[5; 4096]).unwrap();
     line.flush().unwrap();
-    assert_eq!(ends(&sim, 1), BTreeSet::from([vec![5]]));
+    assert_eq!(collect_ends(&sim, 1), BTreeSet::from([vec![5]]));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_seed_replays_a_run() {
         let sim = SimDevice::new(16, seed);
         let mut queue = sim.queue(16).unwrap();
         (0..16).for_each(|at| queue.push(write(at, at, at as u8, false)).unwrap());
-        let order: Vec<u64> = all(&mut *queue).into_iter().map(|done| done.tag).collect();
+        let order: Vec<u64> = reap_all(&mut *queue).into_iter().map(|done| done.tag).collect();
         (order, format!("{:?}", sim.lock().events))
     };
     assert_eq!(run(11), run(11));
@@ -172,6 +172,6 @@ fn an_operation_outside_of_the_device_or_of_another_length_is_refused() {
     queue.push(BlockOp { tag: 3, kind: BlockOpKind::Zero { block: 0, blocks: 0 } }).unwrap();
     let memory = MemorySegments::default();
     queue.push(BlockOp { tag: 4, kind: BlockOpKind::Read { block: 0, memory } }).unwrap();
-    let results: Vec<_> = all(&mut *queue).into_iter().map(|done| done.result).collect();
+    let results: Vec<_> = reap_all(&mut *queue).into_iter().map(|done| done.result).collect();
     assert_eq!(results, [Err(Errno::INVAL); 4]);
 }

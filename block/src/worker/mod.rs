@@ -226,8 +226,8 @@ impl DeviceQueue for WorkerQueue {
         QueueWaker::new(move || outbox.wake())
     }
 
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
-        self.outbox.ready()
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.outbox.completion_fd()
     }
 
     fn in_flight(&self) -> usize {

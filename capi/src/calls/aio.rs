@@ -16,9 +16,9 @@ use defuse_direct::{IoFlags, JobCallback, Result};
 use defuse_fs::Errno;
 
 use super::data::position;
-use crate::aio::{failed, result};
+use crate::aio::{encode_error, result};
 use crate::memory::{InPointer, IovecArray, IovecBuffers, OutPointer};
-use crate::state::{LibraryState, call, done};
+use crate::state::{LibraryState, call, succeed};
 
 /// Read `count` bytes into `buf`.
 pub const DEFUSE_AIO_READ: u32 = 0;
@@ -100,9 +100,9 @@ pub extern "C" fn defuse_aio_submit(
         let context = s.contexts.get(aio)?;
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
         for started in 0..count {
-            let begun = ops
-                .nth(started)
-                .and_then(|op| Ok(context.submit(op.data, work(s, &op)?, then(op.callback))?));
+            let begun = ops.nth(started).and_then(|op| {
+                Ok(context.submit(op.data, work(s, &op)?, wrap_callback(op.callback))?)
+            });
             match begun {
                 Ok(()) => {}
                 Err(stop) if started == 0 => return Err(stop),
@@ -114,7 +114,7 @@ pub extern "C" fn defuse_aio_submit(
 }
 
 /// Wraps a C callback.
-fn then(callback: defuse_aio_callback) -> Option<JobCallback<i64>> {
+fn wrap_callback(callback: defuse_aio_callback) -> Option<JobCallback<i64>> {
     let callback = callback?;
     Some(Box::new(move |data, outcome| {
         callback(&defuse_aio_event { data, result: result(outcome) })
@@ -123,20 +123,20 @@ fn then(callback: defuse_aio_callback) -> Option<JobCallback<i64>> {
 
 type AioWork = Box<dyn FnOnce() -> i64 + Send>;
 
-fn ended(moved: Result<usize>) -> i64 {
-    moved.map_or_else(|stop| failed(stop.errno()), |count| count as i64)
+fn encode_result(moved: Result<usize>) -> i64 {
+    moved.map_or_else(|stop| encode_error(stop.errno()), |count| count as i64)
 }
 
 /// The work of an operation, with everything that it needs.
 fn work(s: &'static LibraryState, op: &defuse_aio_op) -> Result<AioWork> {
     let file = s.file(op.fd)?.to_arc();
     let at = position(op.offset)?;
-    let one = || IovecBuffers::one(op.buf, op.count);
+    let one = || IovecBuffers::from_buffer(op.buf, op.count);
     let several = || {
-        let vectors = IovecArray::at(op.buf.cast());
+        let vectors = IovecArray::from_address(op.buf.cast());
         let count = i32::try_from(op.count).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the operation states the number of vectors.
-        unsafe { vectors.of(count) }
+        unsafe { vectors.copy_array(count) }
     };
     let flags = IoFlags::default();
     Ok(match op.opcode {
@@ -144,20 +144,26 @@ fn work(s: &'static LibraryState, op: &defuse_aio_op) -> Result<AioWork> {
             let mut pieces = if op.opcode == DEFUSE_AIO_READ { one() } else { several() }?;
             Box::new(move || {
                 // SAFETY: C leaves the memory to the operation until its end.
-                let mut rooms = unsafe { pieces.rooms() };
-                ended(s.client.preadv2(&s.task, &file, &mut rooms, at, flags))
+                let mut rooms = unsafe { pieces.mut_slices() };
+                encode_result(s.client.preadv2(&s.task, &file, &mut rooms, at, flags))
             })
         }
         DEFUSE_AIO_WRITE | DEFUSE_AIO_WRITEV => {
             let pieces = if op.opcode == DEFUSE_AIO_WRITE { one() } else { several() }?;
             Box::new(move || {
                 // SAFETY: C leaves the memory to the operation until its end.
-                ended(s.client.pwritev2(&s.task, &file, &unsafe { pieces.slices() }, at, flags))
+                encode_result(s.client.pwritev2(
+                    &s.task,
+                    &file,
+                    &unsafe { pieces.slices() },
+                    at,
+                    flags,
+                ))
             })
         }
         DEFUSE_AIO_FSYNC | DEFUSE_AIO_FDATASYNC => {
             let datasync = op.opcode == DEFUSE_AIO_FDATASYNC;
-            Box::new(move || ended(s.client.fsync(&s.task, &file, datasync).map(|()| 0)))
+            Box::new(move || encode_result(s.client.fsync(&s.task, &file, datasync).map(|()| 0)))
         }
         _ => return Err(Errno::EINVAL.into()),
     })
@@ -213,7 +219,7 @@ pub extern "C" fn defuse_aio_eventfd(aio: c_int) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_cancel(aio: c_int, data: u64) -> c_int {
-    done(|s| Ok(s.contexts.get(aio)?.cancel(data)?))
+    succeed(|s| Ok(s.contexts.get(aio)?.cancel(data)?))
 }
 
 /// Cancels all operations that have not begun, waits for the others, and frees the context with its
@@ -221,5 +227,5 @@ pub extern "C" fn defuse_aio_cancel(aio: c_int, data: u64) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_aio_destroy(aio: c_int) -> c_int {
-    done(|s| Ok(s.contexts.destroy(aio)?))
+    succeed(|s| Ok(s.contexts.destroy(aio)?))
 }

@@ -9,20 +9,20 @@ use defuse_direct::{NewOwner, NewTimes, Result, WalkStart};
 use defuse_fs::Errno;
 
 use crate::memory::{CStringArg, InPointer};
-use crate::state::{LibraryState, call, done, follows};
+use crate::state::{LibraryState, call, follows, succeed};
 
 /// Changes the permission bits, chmod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chmod(path: CStringArg, mode: libc::mode_t) -> c_int {
-    done(|s| s.client.chmod(&s.task, WalkStart::Cwd, path.get()?, mode, true))
+    succeed(|s| s.client.chmod(&s.task, WalkStart::Cwd, path.get()?, mode, true))
 }
 
 /// Changes the permission bits of an open file, fchmod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchmod(fd: c_int, mode: libc::mode_t) -> c_int {
-    done(|s| s.client.fchmod(&s.task, &*s.file(fd)?, mode))
+    succeed(|s| s.client.fchmod(&s.task, &*s.file(fd)?, mode))
 }
 
 /// Changes the permission bits, fchmodat(2), with AT_SYMLINK_NOFOLLOW (EOPNOTSUPP for a symbolic
@@ -35,9 +35,9 @@ pub extern "C" fn defuse_fchmodat(
     mode: libc::mode_t,
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
-        s.client.chmod(&s.task, s.start(dir, path, flags)?.at(), path, mode, follow)
+        s.client.chmod(&s.task, s.start(dir, path, flags)?.walk_start(), path, mode, follow)
     })
 }
 
@@ -52,21 +52,21 @@ fn owner(uid: libc::uid_t, gid: libc::gid_t) -> NewOwner {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
-    done(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), true))
+    succeed(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), true))
 }
 
 /// Changes owner and group of a symbolic link, lchown(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lchown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
-    done(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), false))
+    succeed(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), false))
 }
 
 /// Changes owner and group of an open file, fchown(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchown(fd: c_int, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
-    done(|s| s.client.fchown(&s.task, &*s.file(fd)?, owner(uid, gid)))
+    succeed(|s| s.client.fchown(&s.task, &*s.file(fd)?, owner(uid, gid)))
 }
 
 /// Changes owner and group, fchownat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
@@ -79,9 +79,15 @@ pub extern "C" fn defuse_fchownat(
     gid: libc::gid_t,
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
-        s.client.chown(&s.task, s.start(dir, path, flags)?.at(), path, owner(uid, gid), follow)
+        s.client.chown(
+            &s.task,
+            s.start(dir, path, flags)?.walk_start(),
+            path,
+            owner(uid, gid),
+            follow,
+        )
     })
 }
 
@@ -105,12 +111,18 @@ pub extern "C" fn defuse_utimensat(
     values: InPointer<libc::timespec>,
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         if path.is_null() {
             return change_times(s, dir, &values, flags);
         }
         let (path, follow) = (path.get()?, follows(flags, ALLOWED)?);
-        s.client.utimens(&s.task, s.start(dir, path, flags)?.at(), path, times(&values)?, follow)
+        s.client.utimens(
+            &s.task,
+            s.start(dir, path, flags)?.walk_start(),
+            path,
+            times(&values)?,
+            follow,
+        )
     })
 }
 
@@ -118,7 +130,7 @@ pub extern "C" fn defuse_utimensat(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_futimens(fd: c_int, values: InPointer<libc::timespec>) -> c_int {
-    done(|s| change_times(s, fd, &values, 0))
+    succeed(|s| change_times(s, fd, &values, 0))
 }
 
 fn change_times(

@@ -28,7 +28,7 @@ pub(super) fn position(at: libc::off_t) -> Result<Option<u64>> {
 pub extern "C" fn defuse_read(fd: c_int, mut buf: OutBuffer<c_void>, size: usize) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
-        s.client.read(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?)
+        s.client.read(&s.task, &*s.file(fd)?, unsafe { buf.as_mut_slice(size) }?)
     })
 }
 
@@ -38,7 +38,7 @@ pub extern "C" fn defuse_read(fd: c_int, mut buf: OutBuffer<c_void>, size: usize
 pub extern "C" fn defuse_write(fd: c_int, buf: InBuffer<c_void>, size: usize) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
-        s.client.write(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?)
+        s.client.write(&s.task, &*s.file(fd)?, unsafe { buf.as_slice(size) }?)
     })
 }
 
@@ -53,7 +53,7 @@ pub extern "C" fn defuse_pread(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
-        s.client.pread(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?, offset(at)?)
+        s.client.pread(&s.task, &*s.file(fd)?, unsafe { buf.as_mut_slice(size) }?, offset(at)?)
     })
 }
 
@@ -68,7 +68,7 @@ pub extern "C" fn defuse_pwrite(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
-        s.client.pwrite(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?, offset(at)?)
+        s.client.pwrite(&s.task, &*s.file(fd)?, unsafe { buf.as_slice(size) }?, offset(at)?)
     })
 }
 
@@ -80,10 +80,10 @@ fn read_pieces(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `length` is the length of `iov`.
-        let mut pieces = unsafe { iov.of(length) }?;
+        let mut pieces = unsafe { iov.copy_array(length) }?;
         let (at, flags) = (at()?, IoFlags(flags as u32));
         // SAFETY: C gave the memory for the time of this call.
-        s.client.preadv2(&s.task, &*s.file(fd)?, &mut unsafe { pieces.rooms() }, at, flags)
+        s.client.preadv2(&s.task, &*s.file(fd)?, &mut unsafe { pieces.mut_slices() }, at, flags)
     })
 }
 
@@ -95,7 +95,7 @@ fn write_pieces(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `length` is the length of `iov`.
-        let pieces = unsafe { iov.of(length) }?;
+        let pieces = unsafe { iov.copy_array(length) }?;
         let (at, flags) = (at()?, IoFlags(flags as u32));
         // SAFETY: C gave the memory for the time of this call.
         s.client.pwritev2(&s.task, &*s.file(fd)?, &unsafe { pieces.slices() }, at, flags)

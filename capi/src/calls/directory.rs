@@ -11,7 +11,7 @@ use defuse_direct::{DirEntry, Result};
 use defuse_fs::{DirItem, DirSink, Entry, Errno};
 
 use crate::memory::{CStringArg, ObjectHandle, zeroed};
-use crate::state::{LibraryState, call, done};
+use crate::state::{LibraryState, call, succeed};
 
 /// A directory stream, like DIR of opendir(3).
 #[allow(non_camel_case_types)]
@@ -31,7 +31,7 @@ struct StreamState {
 }
 
 impl defuse_dir {
-    fn reading(&self) -> MutexGuard<'_, StreamState> {
+    fn lock_state(&self) -> MutexGuard<'_, StreamState> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -75,7 +75,7 @@ fn stream(s: &LibraryState, fd: c_int) -> Result<*mut defuse_dir> {
 pub extern "C" fn defuse_readdir(dir: ObjectHandle<defuse_dir>) -> *mut libc::dirent {
     call(|s| {
         let dir = dir.get()?;
-        let mut reading = dir.reading();
+        let mut reading = dir.lock_state();
         if reading.ahead.is_empty() {
             let mut sink = ReadAheadSink { entries: &mut reading.ahead };
             s.client.getdents(&s.task, &*s.file(dir.fd)?, &mut sink)?;
@@ -122,25 +122,25 @@ impl DirSink for ReadAheadSink<'_> {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_telldir(dir: ObjectHandle<defuse_dir>) -> c_long {
-    call(|_| Ok(dir.get()?.reading().position as c_long))
+    call(|_| Ok(dir.get()?.lock_state().position as c_long))
 }
 
 /// Sets the position to a result of defuse_telldir(), seekdir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_seekdir(dir: ObjectHandle<defuse_dir>, place: c_long) {
-    done(|s| seek(s, dir.get()?, place as u64));
+    succeed(|s| seek(s, dir.get()?, place as u64));
 }
 
 /// Sets the position to the start and re-reads the directory, rewinddir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_rewinddir(dir: ObjectHandle<defuse_dir>) {
-    done(|s| seek(s, dir.get()?, 0));
+    succeed(|s| seek(s, dir.get()?, 0));
 }
 
 fn seek(s: &LibraryState, dir: &defuse_dir, place: u64) -> Result<()> {
-    let mut reading = dir.reading();
+    let mut reading = dir.lock_state();
     s.client.seek_dir(&*s.file(dir.fd)?, place)?;
     reading.ahead.clear();
     reading.position = place;
@@ -159,5 +159,5 @@ pub extern "C" fn defuse_dirfd(dir: ObjectHandle<defuse_dir>) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_closedir(dir: ObjectHandle<defuse_dir>) -> c_int {
-    done(|s| super::open::close(s, dir.take()?.fd))
+    succeed(|s| super::open::close(s, dir.take()?.fd))
 }

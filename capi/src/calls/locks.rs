@@ -13,14 +13,14 @@ use defuse_fs::{Buffer, Errno, Lock, LockType};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::memory::OutPointer;
-use crate::state::{LibraryState, done};
+use crate::state::{LibraryState, succeed};
 
 /// Locks the whole of an open file, flock(2). `operation` is LOCK_SH, LOCK_EX or LOCK_UN. With
 /// LOCK_NB it fails with EWOULDBLOCK instead of waiting.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_flock(fd: c_int, operation: c_int) -> c_int {
-    done(|state| {
+    succeed(|state| {
         let typ = match operation & !libc::LOCK_NB {
             libc::LOCK_SH => LockType::Read,
             libc::LOCK_EX => LockType::Write,
@@ -37,7 +37,7 @@ pub extern "C" fn defuse_flock(fd: c_int, operation: c_int) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lockf(fd: c_int, command: c_int, length: libc::off_t) -> c_int {
-    done(|state| {
+    succeed(|state| {
         let file = state.file(fd)?;
         let typ = if command == libc::F_ULOCK { LockType::Unlock } else { LockType::Write };
         let range = (0, length);
@@ -103,7 +103,7 @@ pub(super) fn record(
     match command {
         libc::F_GETLK | libc::F_OFD_GETLK => {
             let found = state.client.test_lock(&state.task, file, family, lock)?;
-            argument.0.put(described(raw, family, found))?;
+            argument.0.put(describe_lock(raw, family, found))?;
         }
         _ => {
             let waits = command == libc::F_SETLKW || command == libc::F_OFD_SETLKW;
@@ -114,7 +114,7 @@ pub(super) fn record(
 }
 
 /// The result of `F_GETLK` for `asked`.
-fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
+fn describe_lock(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
     let Some(found) = found else {
         return libc::flock { l_type: libc::F_UNLCK as i16, ..asked };
     };

@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::mappings::MmapArguments;
 use crate::memory::OutBuffer;
-use crate::state::{call, done};
+use crate::state::{call, succeed};
 
 /// The return value of a failed mapping, `MAP_FAILED`.
 struct MappingAddress(*mut c_void);
@@ -50,12 +50,12 @@ pub extern "C" fn defuse_mmap(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_munmap(address: OutBuffer<c_void>, length: usize) -> c_int {
-    done(|s| s.mappings.unmap(s, address.start().addr(), length))
+    succeed(|s| s.mappings.unmap(s, address.start().addr(), length))
 }
 
 /// Writes a shared mapping back, msync(2). With MS_SYNC the data is durable afterwards.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_msync(address: OutBuffer<c_void>, length: usize, flags: c_int) -> c_int {
-    done(|s| s.mappings.sync(s, address.start().addr(), length, flags))
+    succeed(|s| s.mappings.sync(s, address.start().addr(), length, flags))
 }

@@ -16,9 +16,9 @@ use defuse_direct::{ClientMountArgs, Result};
 use defuse_fs::Errno;
 use defuse_fs::source::{CallingThreads, FrontendProperties};
 
-use crate::explain::{self, explained};
+use crate::explain::{self, record_failure};
 use crate::memory::{CStringArg, OutBuffer};
-use crate::state::{LibraryState, call, done};
+use crate::state::{LibraryState, call, succeed};
 
 /// The kinds of sources that this library links.
 static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
@@ -30,7 +30,7 @@ static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRA
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mount(target: CStringArg, source: CStringArg) -> c_int {
-    done(|state| {
+    succeed(|state| {
         let (target, source) = (target.get()?, source.get()?);
         mount(state, target, source)
     })
@@ -57,7 +57,7 @@ fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
     let args =
         ClientMountArgs { read_only: settings.read_only, source, ..ClientMountArgs::default() };
     let mounted = state.client.mount(target, fs, &args);
-    explained("mount", target, mounted.map(drop).map_err(Into::into))
+    record_failure("mount", target, mounted.map(drop).map_err(Into::into))
 }
 
 /// Unmounts the file system on `target`. Unless it is detached `lazily`, fails with EBUSY while it
@@ -66,10 +66,10 @@ fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_unmount(target: CStringArg, lazily: c_int) -> c_int {
-    done(|state| {
+    succeed(|state| {
         let target = target.get()?;
         let gone = state.client.unmount(target, lazily != 0);
-        explained("unmount", target, gone.map_err(Into::into))
+        record_failure("unmount", target, gone.map_err(Into::into))
     })
 }
 
@@ -86,10 +86,13 @@ pub extern "C" fn defuse_statistics(
 ) -> libc::ssize_t {
     call(|state| {
         // SAFETY: `size` is the length of `buf`.
-        let room = unsafe { buf.of(size) }?;
+        let room = unsafe { buf.as_mut_slice(size) }?;
         let target = target.get()?;
-        let snapshot =
-            explained("statistics", target, state.client.statistics(target).map_err(Into::into))?;
+        let snapshot = record_failure(
+            "statistics",
+            target,
+            state.client.statistics(target).map_err(Into::into),
+        )?;
         let json = serde_json::to_vec(&snapshot).map_err(|_| Errno::EIO)?;
         fill_text(room, &json)
     })

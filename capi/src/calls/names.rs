@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_uint};
 use defuse_direct::WalkStart;
 use defuse_fs::{Errno, RenameFlags};
 
-use crate::memory::{CStringArg, OutBuffer, allocated};
-use crate::state::{PathStart, call, count, done};
+use crate::memory::{CStringArg, OutBuffer, allocate_copy};
+use crate::state::{PathStart, call, count, succeed};
 
 const CWD: c_int = libc::AT_FDCWD;
 
@@ -24,9 +24,9 @@ pub extern "C" fn defuse_mkdir(path: CStringArg, mode: libc::mode_t) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mkdirat(dir: c_int, path: CStringArg, mode: libc::mode_t) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let path = path.get()?;
-        s.client.mkdir(&s.task, s.start(dir, path, 0)?.at(), path, mode)
+        s.client.mkdir(&s.task, s.start(dir, path, 0)?.walk_start(), path, mode)
     })
 }
 
@@ -46,9 +46,9 @@ pub extern "C" fn defuse_mknodat(
     mode: libc::mode_t,
     device: libc::dev_t,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let path = path.get()?;
-        s.client.mknod(&s.task, s.start(dir, path, 0)?.at(), path, mode, device)
+        s.client.mknod(&s.task, s.start(dir, path, 0)?.walk_start(), path, mode, device)
     })
 }
 
@@ -84,12 +84,12 @@ pub extern "C" fn defuse_rmdir(path: CStringArg) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_unlinkat(dir: c_int, path: CStringArg, flags: c_int) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let path = path.get()?;
         let start = s.start(dir, path, 0)?;
         match flags {
-            0 => s.client.unlink(&s.task, start.at(), path),
-            libc::AT_REMOVEDIR => s.client.rmdir(&s.task, start.at(), path),
+            0 => s.client.unlink(&s.task, start.walk_start(), path),
+            libc::AT_REMOVEDIR => s.client.rmdir(&s.task, start.walk_start(), path),
             _ => Err(Errno::EINVAL.into()),
         }
     })
@@ -99,7 +99,7 @@ pub extern "C" fn defuse_unlinkat(dir: c_int, path: CStringArg, flags: c_int) ->
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_remove(path: CStringArg) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let path = path.get()?;
         match s.client.unlink(&s.task, WalkStart::Cwd, path) {
             Err(stop) if stop.errno() == Errno::EISDIR => {
@@ -139,10 +139,15 @@ pub extern "C" fn defuse_renameat2(
     to: CStringArg,
     flags: c_uint,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let (from, to) = (from.get()?, to.get()?);
         let (old, new) = (s.start(from_dir, from, 0)?, s.start(to_dir, to, 0)?);
-        s.client.rename(&s.task, (old.at(), from), (new.at(), to), RenameFlags(flags))
+        s.client.rename(
+            &s.task,
+            (old.walk_start(), from),
+            (new.walk_start(), to),
+            RenameFlags(flags),
+        )
     })
 }
 
@@ -164,17 +169,17 @@ pub extern "C" fn defuse_linkat(
     to: CStringArg,
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
             return Err(Errno::EINVAL.into());
         }
         let (from, to) = (from.get()?, to.get()?);
         let (old, new) = (s.start(from_dir, from, flags)?, s.start(to_dir, to, 0)?);
         if let PathStart::Itself(file) = &old {
-            return s.client.flink(&s.task, file, (new.at(), to));
+            return s.client.flink(&s.task, file, (new.walk_start(), to));
         }
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-        s.client.link(&s.task, (old.at(), from), (new.at(), to), follow)
+        s.client.link(&s.task, (old.walk_start(), from), (new.walk_start(), to), follow)
     })
 }
 
@@ -189,9 +194,9 @@ pub extern "C" fn defuse_symlink(target: CStringArg, path: CStringArg) -> c_int 
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_symlinkat(target: CStringArg, dir: c_int, path: CStringArg) -> c_int {
-    done(|s| {
+    succeed(|s| {
         let (target, path) = (target.get()?, path.get()?);
-        s.client.symlink(&s.task, target, s.start(dir, path, 0)?.at(), path)
+        s.client.symlink(&s.task, target, s.start(dir, path, 0)?.walk_start(), path)
     })
 }
 
@@ -220,9 +225,9 @@ pub extern "C" fn defuse_readlinkat(
             return Err(Errno::EINVAL.into());
         }
         // SAFETY: `size` is the length of `buf`.
-        let (path, room) = (path.get()?, unsafe { buf.of(size) }?);
+        let (path, room) = (path.get()?, unsafe { buf.as_mut_slice(size) }?);
         let start = s.start(dir, path, libc::AT_EMPTY_PATH)?;
-        let text = s.client.readlink(&s.task, start.at(), path)?;
+        let text = s.client.readlink(&s.task, start.walk_start(), path)?;
         let len = text.len().min(room.len());
         room[..len].copy_from_slice(&text[..len]);
         Ok(len)
@@ -240,10 +245,10 @@ pub extern "C" fn defuse_realpath(
     call(|s| {
         let full = s.client.real_path(&s.task, path.get()?)?;
         if resolved.start().is_null() {
-            return allocated(&full);
+            return allocate_copy(&full);
         }
         // SAFETY: the caller must provide this much room.
-        let room = unsafe { resolved.of(libc::PATH_MAX as usize) }?;
+        let room = unsafe { resolved.as_mut_slice(libc::PATH_MAX as usize) }?;
         let fits = super::mount::fill_text(room, &full);
         fits.map_err(|_| Errno::ENAMETOOLONG)?;
         Ok(resolved.start())

@@ -11,9 +11,9 @@ use defuse_direct::{FdFlags, OpenHow, ResolveFlags, Result};
 use defuse_fs::{Errno, FileKind, IoctlArgs};
 
 use super::locks;
-use crate::explain::explained;
+use crate::explain::record_failure;
 use crate::memory::{CStringArg, InBuffer, InPointer, OutBuffer};
-use crate::state::{LibraryState, call, done};
+use crate::state::{LibraryState, call, succeed};
 
 /// Opens a file, open(2). `mode` is used with O_CREAT and O_TMPFILE.
 // SAFETY: no other symbol has this name.
@@ -53,13 +53,13 @@ pub extern "C" fn defuse_create_with(
     size: usize,
     mode: libc::mode_t,
 ) -> c_int {
-    done(|state| {
+    succeed(|state| {
         let path = path.get()?;
         let start = state.start(libc::AT_FDCWD, path, 0)?;
         // SAFETY: `size` is the length of `data`.
-        let data = unsafe { data.of(size) }?;
-        let made = state.client.create_with(&state.task, start.at(), path, mode, data);
-        explained("create", path, made)
+        let data = unsafe { data.as_slice(size) }?;
+        let made = state.client.create_with(&state.task, start.walk_start(), path, mode, data);
+        record_failure("create", path, made)
     })
 }
 
@@ -75,8 +75,9 @@ pub(super) fn open(
 
 fn open_how(state: &LibraryState, dir: c_int, path: &[u8], how: OpenHow) -> Result<c_int> {
     let start = state.start(dir, path, 0);
-    let opened = start.and_then(|start| state.client.open(&state.task, start.at(), path, how));
-    state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
+    let opened =
+        start.and_then(|start| state.client.open(&state.task, start.walk_start(), path, how));
+    state.give(record_failure("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
 }
 
 /// Opens a file with restrictions on path resolution, openat2(2). `how` is a `struct open_how` of
@@ -110,7 +111,7 @@ pub extern "C" fn defuse_openat2(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_close(fd: c_int) -> c_int {
-    done(|state| close(state, fd))
+    succeed(|state| close(state, fd))
 }
 
 pub(super) fn close(state: &LibraryState, fd: c_int) -> Result<()> {
@@ -213,7 +214,7 @@ pub extern "C" fn defuse_ioctl(
         let (arg, size) = (argument.start().addr() as u64, size as usize);
         let given: &[u8] = match goes_in {
             // SAFETY: the request number is C's statement of the length.
-            true => unsafe { argument.of(size) }?,
+            true => unsafe { argument.as_mut_slice(size) }?,
             false => &[],
         };
         let output_len = if comes_out { size } else { 0 };
@@ -222,7 +223,7 @@ pub extern "C" fn defuse_ioctl(
         let reply = state.client.ioctl(&state.task, &file, &args)?;
         let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
         // SAFETY: no more than the request number states.
-        unsafe { argument.of(out.len()) }?.copy_from_slice(out);
+        unsafe { argument.as_mut_slice(out.len()) }?.copy_from_slice(out);
         Ok(reply.result)
     })
 }

@@ -9,27 +9,27 @@ use defuse_direct::{FileStat, NeededAccess, OpenHow, Result, WalkStart};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
 use crate::memory::{CStringArg, OutPointer, zeroed};
-use crate::state::{LibraryState, done, follows};
+use crate::state::{LibraryState, follows, succeed};
 
 /// Returns the attributes of a file, stat(2). Follows symbolic links.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_stat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
-    done(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, true)?)))
+    succeed(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, true)?)))
 }
 
 /// Returns the attributes of a file or symbolic link, lstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lstat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
-    done(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, false)?)))
+    succeed(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, false)?)))
 }
 
 /// Returns the attributes of an open file, fstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstat(fd: c_int, out: OutPointer<libc::stat>) -> c_int {
-    done(|s| out.put(c_stat(&s.client.fstat(&s.task, &*s.file(fd)?)?)))
+    succeed(|s| out.put(c_stat(&s.client.fstat(&s.task, &*s.file(fd)?)?)))
 }
 
 /// Returns attributes, fstatat(2), with AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
@@ -41,7 +41,7 @@ pub extern "C" fn defuse_fstatat(
     out: OutPointer<libc::stat>,
     flags: c_int,
 ) -> c_int {
-    done(|s| out.put(c_stat(&find(s, dir, path.get()?, flags)?)))
+    succeed(|s| out.put(c_stat(&find(s, dir, path.get()?, flags)?)))
 }
 
 /// Returns attributes, statx(2). All known attributes are returned, whatever `mask` requests.
@@ -55,7 +55,7 @@ pub extern "C" fn defuse_statx(
     mask: c_uint,
     out: OutPointer<libc::statx>,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         if mask & libc::STATX__RESERVED as c_uint != 0 {
             return Err(Errno::EINVAL.into());
         }
@@ -71,7 +71,7 @@ fn find(s: &LibraryState, dir: c_int, path: &[u8], flags: c_int) -> Result<FileS
     let ignored = libc::AT_NO_AUTOMOUNT;
     let follow = follows(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | ignored)?;
     let start = s.start(dir, path, flags)?;
-    s.client.stat(&s.task, start.at(), path, follow)
+    s.client.stat(&s.task, start.walk_start(), path, follow)
 }
 
 fn c_stat(stat: &FileStat) -> libc::stat {
@@ -125,7 +125,7 @@ fn c_statx(stat: &FileStat) -> libc::statx {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_access(path: CStringArg, mode: c_int) -> c_int {
-    done(|s| may(s, libc::AT_FDCWD, path.get()?, mode, 0))
+    succeed(|s| may(s, libc::AT_FDCWD, path.get()?, mode, 0))
 }
 
 /// Checks access to a file, faccessat(2), with AT_EACCESS (for the effective user),
@@ -138,7 +138,7 @@ pub extern "C" fn defuse_faccessat(
     mode: c_int,
     flags: c_int,
 ) -> c_int {
-    done(|s| may(s, dir, path.get()?, mode, flags))
+    succeed(|s| may(s, dir, path.get()?, mode, flags))
 }
 
 fn may(s: &LibraryState, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<()> {
@@ -146,35 +146,35 @@ fn may(s: &LibraryState, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> 
     let how = (follows(flags, allowed)?, flags & libc::AT_EACCESS != 0);
     let mode = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
     let start = s.start(dir, path, flags)?;
-    s.client.access(&s.task, start.at(), path, NeededAccess::from_bits(mode), how)
+    s.client.access(&s.task, start.walk_start(), path, NeededAccess::from_bits(mode), how)
 }
 
 /// Returns space and inodes of the file system of `path`, statvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statvfs(path: CStringArg, out: OutPointer<libc::statvfs>) -> c_int {
-    done(|s| out.put(MountSpace::of_path(s, path.get()?)?.statvfs()))
+    succeed(|s| out.put(MountSpace::find_space_of_path(s, path.get()?)?.statvfs()))
 }
 
 /// Returns space and inodes of the file system of an open file, fstatvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatvfs(fd: c_int, out: OutPointer<libc::statvfs>) -> c_int {
-    done(|s| out.put(MountSpace::of_file(s, &*s.file(fd)?)?.statvfs()))
+    succeed(|s| out.put(MountSpace::find_space_of_file(s, &*s.file(fd)?)?.statvfs()))
 }
 
 /// Like defuse_statvfs(), in the format of statfs(2). The type is the type of FUSE, 0x65735546.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statfs(path: CStringArg, out: OutPointer<libc::statfs64>) -> c_int {
-    done(|s| out.put(MountSpace::of_path(s, path.get()?)?.statfs()))
+    succeed(|s| out.put(MountSpace::find_space_of_path(s, path.get()?)?.statfs()))
 }
 
 /// Like defuse_fstatvfs(), in the format of fstatfs(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatfs(fd: c_int, out: OutPointer<libc::statfs64>) -> c_int {
-    done(|s| out.put(MountSpace::of_file(s, &*s.file(fd)?)?.statfs()))
+    succeed(|s| out.put(MountSpace::find_space_of_file(s, &*s.file(fd)?)?.statfs()))
 }
 
 // The structures are the same, except that this one has its flags.
@@ -188,12 +188,15 @@ struct MountSpace {
 }
 
 impl MountSpace {
-    fn of_path(s: &LibraryState, path: &[u8]) -> Result<MountSpace> {
+    fn find_space_of_path(s: &LibraryState, path: &[u8]) -> Result<MountSpace> {
         let how = OpenHow { flags: libc::O_PATH as u32, ..OpenHow::default() };
-        MountSpace::of_file(s, &*s.client.open(&s.task, WalkStart::Cwd, path, how)?)
+        MountSpace::find_space_of_file(s, &*s.client.open(&s.task, WalkStart::Cwd, path, how)?)
     }
 
-    fn of_file(s: &LibraryState, file: &defuse_direct::FileDescription) -> Result<MountSpace> {
+    fn find_space_of_file(
+        s: &LibraryState,
+        file: &defuse_direct::FileDescription,
+    ) -> Result<MountSpace> {
         let stat = s.client.fstatfs(&s.task, file)?;
         let mount = file.mount();
         Ok(MountSpace { stat, device: mount.device(), read_only: mount.read_only() })

@@ -7,20 +7,20 @@ use std::ffi::c_int;
 use defuse_fs::Errno;
 
 use crate::memory::CStringArg;
-use crate::state::{done, number};
+use crate::state::{number, succeed};
 
 /// Sets the size of a file, truncate(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_truncate(path: CStringArg, length: libc::off_t) -> c_int {
-    done(|s| s.client.truncate(&s.task, defuse_direct::WalkStart::Cwd, path.get()?, length))
+    succeed(|s| s.client.truncate(&s.task, defuse_direct::WalkStart::Cwd, path.get()?, length))
 }
 
 /// Sets the size of an open file, ftruncate(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_ftruncate(fd: c_int, length: libc::off_t) -> c_int {
-    done(|s| s.client.ftruncate(&s.task, &*s.file(fd)?, length))
+    succeed(|s| s.client.ftruncate(&s.task, &*s.file(fd)?, length))
 }
 
 /// Allocates space, punches holes and so on, fallocate(2). Fails with EOPNOTSUPP if the file system
@@ -33,7 +33,7 @@ pub extern "C" fn defuse_fallocate(
     at: libc::off_t,
     length: libc::off_t,
 ) -> c_int {
-    done(|s| s.client.fallocate(&s.task, &*s.file(fd)?, mode as u32, (at, length)))
+    succeed(|s| s.client.fallocate(&s.task, &*s.file(fd)?, mode as u32, (at, length)))
 }
 
 /// Allocates space, posix_fallocate(3). Returns 0 or the error number, and leaves `errno`
@@ -66,28 +66,28 @@ pub extern "C" fn defuse_posix_fadvise(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fsync(fd: c_int) -> c_int {
-    done(|s| s.client.fsync(&s.task, &*s.file(fd)?, false))
+    succeed(|s| s.client.fsync(&s.task, &*s.file(fd)?, false))
 }
 
 /// Makes the data of an open file durable, fdatasync(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fdatasync(fd: c_int) -> c_int {
-    done(|s| s.client.fsync(&s.task, &*s.file(fd)?, true))
+    succeed(|s| s.client.fsync(&s.task, &*s.file(fd)?, true))
 }
 
 /// Makes all changes to the file system of an open file durable, syncfs(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_syncfs(fd: c_int) -> c_int {
-    done(|s| s.client.syncfs(&s.task, &*s.file(fd)?))
+    succeed(|s| s.client.syncfs(&s.task, &*s.file(fd)?))
 }
 
 /// Makes all changes to all mounts of this process durable, sync(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_sync() {
-    done(|s| {
+    succeed(|s| {
         s.client.sync(&s.task);
         Ok(())
     });

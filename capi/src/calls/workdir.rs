@@ -9,21 +9,21 @@ use defuse_direct::WorkDir;
 use defuse_fs::Errno;
 
 use super::mount::fill_text;
-use crate::memory::{CStringArg, OutBuffer, allocated};
-use crate::state::{call, done};
+use crate::memory::{CStringArg, OutBuffer, allocate_copy};
+use crate::state::{call, succeed};
 
 /// Changes the working directory to a directory of a mount, chdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chdir(path: CStringArg) -> c_int {
-    done(|s| s.client.chdir(&s.task, path.get()?))
+    succeed(|s| s.client.chdir(&s.task, path.get()?))
 }
 
 /// Changes the working directory to an open directory, fchdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchdir(fd: c_int) -> c_int {
-    done(|s| s.client.fchdir(&s.task, &*s.file(fd)?))
+    succeed(|s| s.client.fchdir(&s.task, &*s.file(fd)?))
 }
 
 /// Returns the path of the working directory, getcwd(3): in `buf`, or if that is NULL, in memory
@@ -39,13 +39,13 @@ pub extern "C" fn defuse_getcwd(mut buf: OutBuffer<c_char>, size: usize) -> *mut
         };
         if buf.start().is_null() {
             let fits = size == 0 || path.len() < size;
-            return if fits { allocated(&path) } else { Err(Errno::ERANGE.into()) };
+            return if fits { allocate_copy(&path) } else { Err(Errno::ERANGE.into()) };
         }
         if size == 0 {
             return Err(Errno::EINVAL.into());
         }
         // SAFETY: `size` is the length of `buf`.
-        fill_text(unsafe { buf.of(size) }?, &path)?;
+        fill_text(unsafe { buf.as_mut_slice(size) }?, &path)?;
         Ok(buf.start())
     })
 }

@@ -10,7 +10,7 @@ use defuse_direct::{Result, WalkStart};
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
 use crate::memory::{CStringArg, InBuffer, OutBuffer};
-use crate::state::{count, done};
+use crate::state::{count, succeed};
 
 /// Copies a value to C and returns its length.
 fn give(room: &mut [u8], value: Xattr) -> Result<usize> {
@@ -30,7 +30,7 @@ fn get(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `value`.
-        let room = unsafe { value.of(size) }?;
+        let room = unsafe { value.as_mut_slice(size) }?;
         let place = (WalkStart::Cwd, path.get()?, follow);
         give(room, s.client.getxattr(&s.task, place, name.get()?, size)?)
     })
@@ -42,7 +42,7 @@ fn list(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `names`.
-        let room = unsafe { names.of(size) }?;
+        let room = unsafe { names.as_mut_slice(size) }?;
         give(room, s.client.listxattr(&s.task, WalkStart::Cwd, path.get()?, follow, size)?)
     })
 }
@@ -53,9 +53,9 @@ fn set(
     (value, size): (InBuffer<c_void>, usize),
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         // SAFETY: `size` is the length of `value`.
-        let bytes = unsafe { value.of(size) }?;
+        let bytes = unsafe { value.as_slice(size) }?;
         let place = (WalkStart::Cwd, path.get()?, follow);
         s.client.setxattr(&s.task, place, name.get()?, bytes, set_flags(flags)?)
     })
@@ -104,7 +104,7 @@ pub extern "C" fn defuse_fgetxattr(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `value`.
-        let room = unsafe { value.of(size) }?;
+        let room = unsafe { value.as_mut_slice(size) }?;
         give(room, s.client.fgetxattr(&s.task, &*s.file(fd)?, name.get()?, size)?)
     })
 }
@@ -145,9 +145,9 @@ pub extern "C" fn defuse_fsetxattr(
     size: usize,
     flags: c_int,
 ) -> c_int {
-    done(|s| {
+    succeed(|s| {
         // SAFETY: `size` is the length of `value`.
-        let bytes = unsafe { value.of(size) }?;
+        let bytes = unsafe { value.as_slice(size) }?;
         s.client.fsetxattr(&s.task, &*s.file(fd)?, name.get()?, bytes, set_flags(flags)?)
     })
 }
@@ -184,7 +184,7 @@ pub extern "C" fn defuse_flistxattr(
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `names`.
-        let room = unsafe { names.of(size) }?;
+        let room = unsafe { names.as_mut_slice(size) }?;
         give(room, s.client.flistxattr(&s.task, &*s.file(fd)?, size)?)
     })
 }
@@ -193,19 +193,19 @@ pub extern "C" fn defuse_flistxattr(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_removexattr(path: CStringArg, name: CStringArg) -> c_int {
-    done(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, true), name.get()?))
+    succeed(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, true), name.get()?))
 }
 
 /// Removes an attribute of a symbolic link, lremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lremovexattr(path: CStringArg, name: CStringArg) -> c_int {
-    done(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, false), name.get()?))
+    succeed(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, false), name.get()?))
 }
 
 /// Removes an attribute of an open file, fremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fremovexattr(fd: c_int, name: CStringArg) -> c_int {
-    done(|s| s.client.fremovexattr(&s.task, &*s.file(fd)?, name.get()?))
+    succeed(|s| s.client.fremovexattr(&s.task, &*s.file(fd)?, name.get()?))
 }

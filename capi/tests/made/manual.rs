@@ -79,7 +79,7 @@ fn types(items: &[HeaderItem]) -> String {
         if text.is_empty() {
             text.push_str(".SH TYPES AND CONSTANTS\n");
         }
-        let code: Vec<String> = compact(&item.code).iter().map(|line| escaped(line)).collect();
+        let code: Vec<String> = compact(&item.code).iter().map(|line| escape(line)).collect();
         text.push_str(&format!(".PP\n.nf\n{}\n.fi\n.PP\n", code.join("\n")));
         text.push_str(&paragraphs(&item.comment));
     }
@@ -114,14 +114,14 @@ fn overview(families: &[FunctionFamily]) -> ManualPage {
     );
     text.push_str(&paragraphs(ABOUT.lines()));
     for family in families {
-        text.push_str(&format!(".TP\n.BR {} (3)\n{}:\n", title(family), escaped(&family.title)));
+        text.push_str(&format!(".TP\n.BR {} (3)\n{}:\n", title(family), escape(&family.title)));
         let items = items(&family.declarations);
         let names: Vec<String> = functions(&items).map(|(name, _)| format!("{name}()")).collect();
         text.push_str(&format!("{}.\n", names.join(",\n")));
     }
     text.push_str(".SH EXAMPLES\n.nf\n");
     for line in EXAMPLE.lines() {
-        text.push_str(&escaped(line));
+        text.push_str(&escape(line));
         text.push('\n');
     }
     text.push_str(".fi\n");
@@ -164,7 +164,7 @@ fn paragraphs<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> String {
         match line.as_ref().trim() {
             "" => text.push_str(".PP\n"),
             line => {
-                text.push_str(&escaped(line));
+                text.push_str(&escape(line));
                 text.push('\n');
             }
         }
@@ -173,7 +173,7 @@ fn paragraphs<T: AsRef<str>>(lines: impl IntoIterator<Item = T>) -> String {
 }
 
 /// Escapes a line of text for troff.
-fn escaped(line: &str) -> String {
+fn escape(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-").replace('`', "");
     match line.starts_with(['.', '\'']) {
         true => format!("\\&{line}"),

@@ -67,7 +67,7 @@ fn family(name: &'static str) -> FunctionFamily {
     let doc: Vec<&str> = source.lines().map_while(|line| line.strip_prefix("//!")).collect();
     let title = doc[0].trim().to_owned();
     let about = doc[1..].iter().map(|line| line.trim()).collect::<Vec<_>>().join("\n");
-    let declarations = in_c(name, &pointers(&source));
+    let declarations = convert_to_c(name, &pointers(&source));
     FunctionFamily { name, title, about: about.trim().to_owned(), declarations }
 }
 
@@ -91,7 +91,7 @@ fn pointers(source: &str) -> String {
     source
 }
 
-fn in_c(name: &str, source: &str) -> String {
+fn convert_to_c(name: &str, source: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(format!("{name}.rs"));
     std::fs::write(&path, source).unwrap();

@@ -28,7 +28,7 @@ pub type Result<T = ()> = std::result::Result<T, CommandFailure>;
 
 impl CommandFailure {
     /// A failed operation.
-    pub fn failed(error: impl fmt::Display) -> Self {
+    pub fn from_error(error: impl fmt::Display) -> Self {
         CommandFailure::Failed(error.to_string())
     }
 
@@ -76,7 +76,7 @@ impl fmt::Display for CommandFailure {
 }
 
 /// A failed operation with the whole chain of its causes, in one line.
-pub fn failed(
+pub fn or_failed(
     error: impl fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>,
 ) -> CommandFailure {
     let error: Box<dyn std::error::Error + Send + Sync> = error.into();
@@ -128,5 +128,5 @@ pub fn report(result: Result) -> ExitCode {
 pub fn warn(message: &dyn fmt::Display) {
     use io::Write;
     // There is no other output for the error.
-    let _ = writeln!(io::stderr(), "defuse: {}", terminal::foreign(&message.to_string()));
+    let _ = writeln!(io::stderr(), "defuse: {}", terminal::escape_controls(&message.to_string()));
 }

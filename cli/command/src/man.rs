@@ -24,7 +24,7 @@ pub fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)>
 ///
 /// Where it cannot be made.
 pub fn make_directory(dir: &Path) -> Result {
-    fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))
+    fs::create_dir_all(dir).map_err(|error| write_error(dir, &error))
 }
 
 /// Writes a page into a directory.
@@ -34,9 +34,9 @@ pub fn make_directory(dir: &Path) -> Result {
 /// Where it cannot be written.
 pub fn write(dir: &Path, name: &str, text: &str) -> Result {
     let path = dir.join(name);
-    fs::write(&path, text).map_err(|error| cannot_write(&path, &error))
+    fs::write(&path, text).map_err(|error| write_error(&path, &error))
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> CommandFailure {
+fn write_error(path: &Path, error: &std::io::Error) -> CommandFailure {
     CommandFailure::Failed(format!("cannot write {}: {error}", path.display()))
 }

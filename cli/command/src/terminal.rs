@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 /// `text` with every control character escaped (`\n`, `\u001b`), on one line.
-pub fn foreign(text: &str) -> Cow<'_, str> {
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
     escape(text, is_control)
 }
 
@@ -50,9 +50,9 @@ mod tests {
     #[test]
     fn no_control_character_reaches_a_terminal() {
         let text = "a\u{1b}[2J\u{7}\u{9b}\u{7f}\r\n\t\u{202e}é\\";
-        assert_eq!(foreign(text), r"a\u001b[2J\u0007\u009b\u007f\r\n\t\u202eé\");
+        assert_eq!(escape_controls(text), r"a\u001b[2J\u0007\u009b\u007f\r\n\t\u202eé\");
         assert_eq!(lines("a\n\tb\u{1b}"), "a\n\tb\\u001b");
-        assert!(matches!(foreign("plain: é"), Cow::Borrowed(_)));
+        assert!(matches!(escape_controls("plain: é"), Cow::Borrowed(_)));
     }
 
     #[test]

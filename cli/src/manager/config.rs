@@ -116,7 +116,8 @@ impl ManagerConfig {
     }
 
     fn take(&mut self, written: ConfigFile) -> Result {
-        let wrong = |place: usize, why: String| self.at(place, &CommandFailure::Usage(why));
+        let wrong =
+            |place: usize, why: String| self.locate_failure(place, &CommandFailure::Usage(why));
         if written.socket.get_ref().as_os_str().is_empty() {
             return Err(wrong(written.socket.span().start, "write the path of a socket".into()));
         }
@@ -128,7 +129,7 @@ impl ManagerConfig {
         if let Some(eviction) = &written.eviction {
             let place = eviction.span().start;
             pages.policy =
-                PolicyKind::named(eviction.get_ref()).map_err(|why| wrong(place, why))?;
+                PolicyKind::from_name(eviction.get_ref()).map_err(|why| wrong(place, why))?;
         }
         for most in [&written.max_connections, &written.max_connections_of_user] {
             if let Some(none) = most.as_ref().filter(|most| *most.get_ref() == 0) {
@@ -154,7 +155,7 @@ impl ManagerConfig {
         let devices: Vec<ConfiguredDevice> =
             written.device.iter().map(|one| self.device(one)).collect::<Result<_>>()?;
         let names = devices.iter().map(ConfiguredDevice::path_of_names);
-        Namespace::check(names).map_err(|unfit| self.unfit(unfit, &written.device))?;
+        Namespace::check(names).map_err(|unfit| self.unfit_error(unfit, &written.device))?;
         self.socket = paths::absolute(written.socket.get_ref());
         self.admit = written.admit;
         self.pages = pages;
@@ -173,7 +174,7 @@ impl ManagerConfig {
     fn device(&self, written: &ConfigFileDevice) -> Result<ConfiguredDevice> {
         let place = written.source.span().start;
         let source = SOURCES.parse(written.source.get_ref().as_ref());
-        let source = source.map_err(|error| self.at(place, &error.into()))?;
+        let source = source.map_err(|error| self.locate_failure(place, &error.into()))?;
         let mut settings = SourceSettings::default();
         for option in &written.options {
             let (place, option) = (option.span().start, option.get_ref().clone());
@@ -182,7 +183,7 @@ impl ManagerConfig {
                 "rw" => settings.read_only = false,
                 _ => {
                     let checked = source.kind.check(std::slice::from_ref(&option));
-                    checked.map_err(|error| self.at(place, &error.into()))?;
+                    checked.map_err(|error| self.locate_failure(place, &error.into()))?;
                     settings.options.push(option);
                 }
             }
@@ -191,8 +192,8 @@ impl ManagerConfig {
         match &written.worker {
             Some(worker) if *worker.get_ref() && !has_worker => {
                 let why =
-                    format!("sources of type {} do no I/O of their own", source.kind.about().name);
-                return Err(self.at(worker.span().start, &CommandFailure::Usage(why)));
+                    format!("sources of type {} do no I/O of their own", source.kind.facts().name);
+                return Err(self.locate_failure(worker.span().start, &CommandFailure::Usage(why)));
             }
             worker if has_worker && worker.as_ref().is_none_or(|worker| *worker.get_ref()) => {
                 settings.options.push(WORKER.to_owned());
@@ -202,9 +203,9 @@ impl ManagerConfig {
         if let Some(bind) = written.bind.as_ref().filter(|_| source.kind.images().is_none()) {
             let why = format!(
                 "sources of type {} are no devices: an application cannot have one alone",
-                source.kind.about().name
+                source.kind.facts().name
             );
-            return Err(self.at(bind.span().start, &CommandFailure::Usage(why)));
+            return Err(self.locate_failure(bind.span().start, &CommandFailure::Usage(why)));
         }
         let (path, bind) = (written.path.get_ref(), written.bind.as_ref());
         let path = format!("/{}", path.strip_prefix('/').unwrap_or(path));
@@ -212,7 +213,7 @@ impl ManagerConfig {
         Ok(ConfiguredDevice { path, source, settings, bind, place })
     }
 
-    fn unfit(&self, unfit: NamespaceError, devices: &[ConfigFileDevice]) -> CommandFailure {
+    fn unfit_error(&self, unfit: NamespaceError, devices: &[ConfigFileDevice]) -> CommandFailure {
         let place = |index: usize| devices[index].path.span().start;
         let path = |index: usize| devices[index].path.get_ref();
         let (place, why) = match unfit {
@@ -229,12 +230,12 @@ impl ManagerConfig {
                 (place(Namespace::MOST), format!("there are more than {} devices", Namespace::MOST))
             }
         };
-        self.at(place, &CommandFailure::Usage(why))
+        self.locate_failure(place, &CommandFailure::Usage(why))
     }
 
     /// The failure with file, line, and the key in this line.
-    pub fn at(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
-        self.text.at(place, failure)
+    pub fn locate_failure(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
+        self.text.locate_failure(place, failure)
     }
 }
 

@@ -167,7 +167,7 @@ fn open(config: &ManagerConfig) -> Result<ManagerTree> {
                 let binder = DeviceBinder::new(devices, config.answer_within);
                 binder.end();
                 settle(config, &members, &binder).unwrap_or_else(|other| log::error!("{other}"));
-                return Err(config.at(device.place, &failure));
+                return Err(config.locate_failure(device.place, &failure));
             }
         }
     }

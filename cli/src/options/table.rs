@@ -7,7 +7,7 @@ use defuse_fs::source::OptionValue::{self, Choice, Flag, Number, Seconds, Size, 
 use defuse_fuse::mount::ApplyOutcome;
 use defuse_fuse::{IoUring, SpliceLimits, ThreadPolicy};
 
-use super::{OptionSettings, unknown};
+use super::{OptionSettings, unknown_option_error};
 use crate::error::{CommandFailure, Result};
 use crate::sandbox::SandboxExtent;
 
@@ -207,7 +207,7 @@ impl OptionEntry {
         match &self.set {
             OptionEffect::Mount(_) => match settings.mount.apply(name, value) {
                 Ok(ApplyOutcome::Yes) => Ok(()),
-                Ok(ApplyOutcome::NotAMountOption) => Err(unknown(name)),
+                Ok(ApplyOutcome::NotAMountOption) => Err(unknown_option_error(name)),
                 Err(error) => Err(CommandFailure::usage(error)),
             },
             OptionEffect::Value(set) => Ok(set.apply(settings, name, value)?),

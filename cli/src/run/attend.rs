@@ -21,7 +21,7 @@ const SI_KERNEL: i32 = 0x80;
 
 /// Runs a program to its end, under the limits that this process was given. Forwards signals that another
 /// process sends.
-pub fn to_the_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitStatus> {
+pub fn run_to_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitStatus> {
     // Signals that are ignored, as by nohup(1), stay ignored in the program.
     let ignored = limits::ignored_signals();
     let heard = FORWARDED.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
@@ -53,7 +53,7 @@ fn forward(child: &Child, signal: i32) {
 
 /// The exit code of a shell for a program that could not be executed, and the next step: 127 for a missing
 /// file, 126 for one that cannot be executed. `None` for other errors of the system.
-pub fn not_executed(error: &io::Error) -> Option<(u8, &'static str)> {
+pub fn explain_not_executed(error: &io::Error) -> Option<(u8, &'static str)> {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
     match error.kind() {
         NotFound => Some((127, "is it installed, and in PATH?")),
@@ -68,7 +68,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_executed_has_the_exit_code_of_a_shell() {
-        let code = |errno| not_executed(&io::Error::from_raw_os_error(errno)).map(|(code, _)| code);
+        let code = |errno| {
+            explain_not_executed(&io::Error::from_raw_os_error(errno)).map(|(code, _)| code)
+        };
         let [enoent, eacces, enoexec, eagain] = [2, 13, 8, 11].map(code);
         assert_eq!([enoent, eacces, enoexec, eagain], [Some(127), Some(126), Some(126), None]);
     }

@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use defuse_preload_plan::trusted_directory::{create_settled, open_trusted, private};
+use defuse_preload_plan::trusted_directory::{create_settled, find_private, open_trusted};
 use defuse_preload_plan::{LIBRARY, MARK, analysis};
 use rustix::fs::StatVfsMountFlags;
 
@@ -37,13 +37,13 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 ///
 /// Fails if there is none, if it is another library, and if its path cannot be named in `LD_PRELOAD`.
 pub fn find() -> Result<PathBuf> {
-    let program = std::env::current_exe().map_err(CommandFailure::failed)?;
+    let program = std::env::current_exe().map_err(CommandFailure::from_error)?;
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty());
     let library = match named {
-        Some(named) => at(Path::new(&named))?,
-        None => match beside(&program, CARRIED) {
+        Some(named) => find_at(Path::new(&named))?,
+        None => match find_beside(&program, CARRIED) {
             Some(library) => library,
-            None if CARRIED.is_empty() => return Err(missing(&program)),
+            None if CARRIED.is_empty() => return Err(missing_error(&program)),
             None => unpack(&homes(), &[(LIBRARY, CARRIED)])?.join(LIBRARY),
         },
     };
@@ -64,7 +64,7 @@ pub fn can_be_named(path: &Path) -> bool {
 }
 
 /// The library at the path in the variable.
-fn at(named: &Path) -> Result<PathBuf> {
+fn find_at(named: &Path) -> Result<PathBuf> {
     match fs::canonicalize(named) {
         Ok(library) if library.is_file() => Ok(library),
         _ => Err(CommandFailure::Failed(format!(
@@ -83,7 +83,7 @@ fn places(program: &Path) -> [PathBuf; 3] {
 
 /// The library in one of the directories of the program, if it equals the library that the program carries: a library
 /// of another build would not understand this program's plan.
-fn beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
+fn find_beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
     let found = places(program).into_iter().filter_map(|place| fs::canonicalize(place).ok());
     found.into_iter().find(|library| {
         let file = File::open(library);
@@ -91,7 +91,7 @@ fn beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
     })
 }
 
-fn missing(program: &Path) -> CommandFailure {
+fn missing_error(program: &Path) -> CommandFailure {
     let places = places(program).map(|place| place.display().to_string());
     CommandFailure::Failed(format!(
         "the library for programs is not in this program, and was not found in {}: build it from a checkout \
@@ -160,13 +160,13 @@ fn unpack_into(home: &Path, libraries: &CarriedLibraries<'_>) -> io::Result<Path
     }
     // A new user has no directory for caches.
     let base = create_settled(home.parent().unwrap_or(home))?;
-    let home = private_directory(&base.join(home.file_name().unwrap_or_default()))?;
+    let home = find_private_directory(&base.join(home.file_name().unwrap_or_default()))?;
     let mut hasher = DefaultHasher::new();
     for (_, content) in libraries {
         hasher.write(content);
     }
     let name = format!("{UNPACKED}{:016x}", hasher.finish());
-    let directory = private_directory(&home.join(&name))?;
+    let directory = find_private_directory(&home.join(&name))?;
     let mut is_new = false;
     for (library, content) in libraries {
         let path = directory.join(library);
@@ -189,14 +189,14 @@ fn unpack_into(home: &Path, libraries: &CarriedLibraries<'_>) -> io::Result<Path
 }
 
 /// A directory that only this user and root can change. It is created if its parent is there.
-fn private_directory(path: &Path) -> io::Result<PathBuf> {
+fn find_private_directory(path: &Path) -> io::Result<PathBuf> {
     match DirBuilder::new().mode(0o700).create(path) {
         // Users may read it, whatever the umask: a program of root's run may be one of another user.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
     }
-    private(path)
+    find_private(path)
 }
 
 /// Writes the file as a whole: another run sees the complete file or nothing.
@@ -260,7 +260,7 @@ mod tests {
 
     const CONTENT: &[u8] = b"a library";
 
-    fn one(homes: &[PathBuf], content: &[u8]) -> Result<PathBuf> {
+    fn unpack_one(homes: &[PathBuf], content: &[u8]) -> Result<PathBuf> {
         Ok(unpack(homes, &[(LIBRARY, content)])?.join(LIBRARY))
     }
 
@@ -293,20 +293,20 @@ mod tests {
             path
         };
         fs::create_dir_all(place.join("bin")).unwrap();
-        let error = missing(&program).to_string();
+        let error = missing_error(&program).to_string();
         for part in ["bin/deps/", "bin/./libdefuse", "../lib/defuse/", "xtask install"] {
             assert!(error.contains(part), "{error}");
         }
         // Each is preferred to those before.
         for folder in ["lib/defuse", "bin", "bin/deps"] {
             let path = put(folder, CONTENT);
-            assert_eq!(beside(&program, CONTENT), Some(path));
+            assert_eq!(find_beside(&program, CONTENT), Some(path));
         }
         put("bin/deps", b"another");
         put("bin", b"a librarx");
-        assert_eq!(beside(&program, CONTENT), Some(place.join("lib/defuse").join(LIBRARY)));
-        assert_eq!(beside(&program, b""), Some(place.join("bin/deps").join(LIBRARY)));
-        let error = at(Path::new("/no/such")).unwrap_err().to_string();
+        assert_eq!(find_beside(&program, CONTENT), Some(place.join("lib/defuse").join(LIBRARY)));
+        assert_eq!(find_beside(&program, b""), Some(place.join("bin/deps").join(LIBRARY)));
+        let error = find_at(Path::new("/no/such")).unwrap_err().to_string();
         assert!(error.contains("/no/such") && error.contains(VARIABLE), "{error}");
     }
 
@@ -314,17 +314,17 @@ mod tests {
     fn an_unpacked_library_is_used_again_and_mended_when_damaged() {
         let (_dir, place) = place();
         let homes = [place.join("no/such/base"), place.join("new/defuse")];
-        let path = one(&homes, CONTENT).unwrap();
+        let path = unpack_one(&homes, CONTENT).unwrap();
         assert!(path.starts_with(place.join("new/defuse")), "{path:?}");
         let first = fs::metadata(&path).unwrap();
-        assert_eq!(one(&homes, CONTENT).unwrap(), path);
+        assert_eq!(unpack_one(&homes, CONTENT).unwrap(), path);
         assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
         for damage in ["a librarx", "short", ""] {
             fs::write(&path, damage).unwrap();
-            assert_eq!(one(&homes, CONTENT).unwrap(), path);
+            assert_eq!(unpack_one(&homes, CONTENT).unwrap(), path);
             assert_eq!(fs::read(&path).unwrap(), CONTENT);
         }
-        let other = one(&homes, b"another build").unwrap();
+        let other = unpack_one(&homes, b"another build").unwrap();
         assert!(other != path && path.exists());
     }
 
@@ -334,20 +334,20 @@ mod tests {
         let homes = [place.join("open/defuse"), place.join("own/defuse")];
         fs::create_dir_all(&homes[0]).unwrap();
         fs::set_permissions(&homes[0], Permissions::from_mode(0o777)).unwrap();
-        let path = one(&homes, CONTENT).unwrap();
+        let path = unpack_one(&homes, CONTENT).unwrap();
         assert!(path.starts_with(place.join("own")), "{path:?}");
         // A link to a file elsewhere, and a file that others can write.
         let foreign = place.join("foreign");
         fs::write(&foreign, CONTENT).unwrap();
         fs::remove_file(&path).unwrap();
         symlink(&foreign, &path).unwrap();
-        one(&homes, CONTENT).unwrap();
+        unpack_one(&homes, CONTENT).unwrap();
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-        one(&homes, CONTENT).unwrap();
+        unpack_one(&homes, CONTENT).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o755);
         let spaced = [place.join("a b/defuse")];
-        let error = one(&spaced, CONTENT).unwrap_err().to_string();
+        let error = unpack_one(&spaced, CONTENT).unwrap_err().to_string();
         assert!(error.contains("a b") && error.contains("XDG_CACHE_HOME"), "{error}");
     }
 
@@ -355,12 +355,12 @@ mod tests {
     fn libraries_of_other_builds_are_removed_after_a_month() {
         let (_dir, place) = place();
         let homes = [place.join("defuse")];
-        let old = one(&homes, b"an old build").unwrap();
-        let young = one(&homes, b"a young build").unwrap();
+        let old = unpack_one(&homes, b"an old build").unwrap();
+        let young = unpack_one(&homes, b"a young build").unwrap();
         let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(1);
         File::open(old.parent().unwrap()).unwrap().set_modified(long_ago).unwrap();
         fs::create_dir(homes[0].join("something")).unwrap();
-        one(&homes, CONTENT).unwrap();
+        unpack_one(&homes, CONTENT).unwrap();
         assert!(!old.exists() && young.exists() && homes[0].join("something").exists());
     }
 

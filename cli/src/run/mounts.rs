@@ -146,18 +146,18 @@ impl RunServers {
     fn start(&mut self, source: &ParsedSource, settings: &SourceSettings) -> Result<ServerPlace> {
         let fs = source.open(settings)?;
         fs.notes().iter().for_each(|note| warn(note));
-        let (listener, socket) = unnamed_socket()?;
+        let (listener, socket) = create_unnamed_socket()?;
         // Names have versions only where all changes come through this server.
         let versioned = VersionedFileSystem::wrap(Arc::clone(&fs));
         let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
         let versions = versioned.map(|versioned| versioned as _);
         let lines = Some(Arc::new(LaneOffers::default()) as _);
         let options = ServerOptions { versions, lines, ..ServerOptions::default() };
-        let server = SocketServer::inherited(listener, Arc::clone(&fs), options);
-        let server = Arc::new(server.map_err(CommandFailure::failed)?);
+        let server = SocketServer::from_listener(listener, Arc::clone(&fs), options);
+        let server = Arc::new(server.map_err(CommandFailure::from_error)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());
         let served = Arc::clone(&server);
-        let thread = thread.spawn(move || served.run()).map_err(CommandFailure::failed)?;
+        let thread = thread.spawn(move || served.run()).map_err(CommandFailure::from_error)?;
         let source = source.text().to_string_lossy().into_owned();
         self.running.push(RunServer { source, server, thread, fs });
         self.sockets.push(socket);
@@ -184,10 +184,10 @@ impl RunServers {
 /// the run connect to it. The socket is bound in a directory that only this user may search, and
 /// its name is removed at once. No process outside the run can connect, or put another socket in
 /// its place after this process has ended.
-fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
+fn create_unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     let mut why = String::new();
     for base in bases() {
-        match unnamed_socket_in(&base) {
+        match create_unnamed_socket_in(&base) {
             Ok(made) => return Ok(made),
             // No directory helps.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -209,7 +209,7 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
 /// belongs to another user, who could exchange its contents.
 fn bases() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|named| !named.is_empty());
-    let named = named.and_then(|named| match paths::private(Path::new(&named)) {
+    let named = named.and_then(|named| match paths::find_private(Path::new(&named)) {
         Ok(own) => Some(own),
         Err(error) => {
             warn(&format!("XDG_RUNTIME_DIR is not used, but /tmp: {error}"));
@@ -222,7 +222,7 @@ fn bases() -> Vec<PathBuf> {
     named.into_iter().chain(usual).chain(others).collect()
 }
 
-fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn create_unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
     let place =
         tempfile::Builder::new().prefix(".defuse-").tempdir_in(paths::find_trusted(base)?)?;
     let flags = SocketFlags::CLOEXEC;

@@ -121,11 +121,12 @@ const NAME_SPACES: [i32; 7] = [
 /// A message: unsupported machine, no seccomp in this kernel, or no permission.
 pub fn install(needs: FilterNeeds) -> Result<(), String> {
     let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-    let refused = program(rules(needs), libc::EPERM, target).map_err(|error| error.to_string())?;
+    let refused =
+        program(make_rules(needs), libc::EPERM, target).map_err(|error| error.to_string())?;
     // Its flags are in memory, where no filter sees them. The C library then uses clone(2).
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let absent = program(Ok(clone3), libc::ENOSYS, target).map_err(|error| error.to_string())?;
-    for program in [with_x32_refused(refused), absent] {
+    for program in [refuse_x32(refused), absent] {
         apply_filter_all_threads(&program).map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -210,7 +211,7 @@ pub fn install_for_keeper() -> Result<(), String> {
 /// The refused calls. Each is refused if one of its conditions holds, or always if it has none.
 type FilterRules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn rules(needs: FilterNeeds) -> Result<FilterRules, BackendError> {
+fn make_rules(needs: FilterNeeds) -> Result<FilterRules, BackendError> {
     let mut refused: FilterRules =
         NEVER.iter().chain(OF_THE_MACHINE).map(|number| (*number, Vec::new())).collect();
     let depends = [
@@ -223,27 +224,27 @@ fn rules(needs: FilterNeeds) -> Result<FilterRules, BackendError> {
         refused.extend(numbers.iter().map(|number| (*number, Vec::new())));
     }
     let internet: &[i32] = if needs.network { &[libc::AF_INET, libc::AF_INET6] } else { &[] };
-    refused.insert(libc::SYS_socket, vec![no_family_of(internet)?]);
+    refused.insert(libc::SYS_socket, vec![match_other_families(internet)?]);
     // A thread with a umask and a working directory of its own.
-    refused.insert(libc::SYS_unshare, vec![first_argument(Is::Ne, libc::CLONE_FS)?]);
+    refused.insert(libc::SYS_unshare, vec![match_first_argument(Is::Ne, libc::CLONE_FS)?]);
     // Threads, and nothing else.
     let thread = libc::CLONE_THREAD as u64;
-    let mut clone = vec![first_argument(Is::MaskedEq(thread), 0)?];
+    let mut clone = vec![match_first_argument(Is::MaskedEq(thread), 0)?];
     for flag in NAME_SPACES {
-        clone.push(first_argument(Is::MaskedEq(u64::from(flag as u32)), flag)?);
+        clone.push(match_first_argument(Is::MaskedEq(u64::from(flag as u32)), flag)?);
     }
     refused.insert(libc::SYS_clone, clone);
     Ok(refused)
 }
 
 /// A condition on the lower half of the first argument: an `int`, or flags of 32 bits.
-fn first_argument(is: Is, value: i32) -> Result<SeccompRule, BackendError> {
+fn match_first_argument(is: Is, value: i32) -> Result<SeccompRule, BackendError> {
     let value = u64::from(value as u32);
     SeccompRule::new(vec![SeccompCondition::new(0, Width::Dword, is, value)?])
 }
 
 /// Sockets of any family but `AF_UNIX` and `others`.
-fn no_family_of(others: &[i32]) -> Result<SeccompRule, BackendError> {
+fn match_other_families(others: &[i32]) -> Result<SeccompRule, BackendError> {
     let other =
         |family: &i32| SeccompCondition::new(0, Width::Dword, Is::Ne, u64::from(*family as u32));
     let families = std::iter::once(&libc::AF_UNIX).chain(others);
@@ -262,7 +263,7 @@ fn program(
 
 /// The filter, which goes by numbers, after one for the calls of x32: the kernel treats them as calls of x86-64 with
 /// other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
-fn with_x32_refused(filter: BpfProgram) -> BpfProgram {
+fn refuse_x32(filter: BpfProgram) -> BpfProgram {
     if !cfg!(target_arch = "x86_64") {
         return filter;
     }

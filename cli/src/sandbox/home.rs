@@ -14,7 +14,7 @@ pub struct HomeThread(Option<(Sender<HomeJob>, JoinHandle<()>)>);
 
 impl HomeThread {
     /// For a daemon that stays in the namespace itself: no thread is needed.
-    pub fn here() -> HomeThread {
+    pub fn new_local() -> HomeThread {
         HomeThread(None)
     }
 
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn jobs_run_on_a_thread_of_their_own_and_a_panic_of_one_is_an_error() {
         let here = thread::current().id();
-        assert_eq!(HomeThread::here().run(|| thread::current().id()), Ok(here));
+        assert_eq!(HomeThread::new_local().run(|| thread::current().id()), Ok(here));
         let home = HomeThread::stay().unwrap();
         assert_ne!(home.run(|| thread::current().id()), Ok(here));
         assert_eq!(home.run(|| 7), Ok(7));

@@ -226,13 +226,13 @@ pub fn run() -> Result {
     null.and_then(|null| {
         rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null))
     })
-    .map_err(CommandFailure::failed)?;
+    .map_err(CommandFailure::from_error)?;
     // Shown by ps(1).
     let _ = rustix::thread::set_name(c"defuse-keeper");
     // A terminal or a service manager signals all processes; this one ends after the daemon.
     let _ = rustix::process::setsid();
-    let _caught = signals::catch().map_err(CommandFailure::failed)?;
-    let Some(task) = receive::<KeeperTask>(&mut orders).map_err(CommandFailure::failed)? else {
+    let _caught = signals::catch().map_err(CommandFailure::from_error)?;
+    let Some(task) = receive::<KeeperTask>(&mut orders).map_err(CommandFailure::from_error)? else {
         return Ok(());
     };
     let held = task.held.iter().map(|path| {
@@ -242,7 +242,7 @@ pub fn run() -> Result {
     let _held: Vec<_> = held.collect();
     let socket = task.socket.as_ref().and_then(SocketFile::open);
     give_up(groups)?;
-    send(orders.get_mut(), &KeeperNotes::default()).map_err(CommandFailure::failed)?;
+    send(orders.get_mut(), &KeeperNotes::default()).map_err(CommandFailure::from_error)?;
     let mut is_killed = true;
     // A connection that fails is the end of the daemon, too.
     while let Ok(Some(order)) = receive(&mut orders) {
@@ -283,12 +283,12 @@ impl SocketFile {
 fn give_up(groups: UnixStream) -> Result {
     super::keep_only(super::KEPT_OF_KEEPER);
     // The daemon has the same user. Without this it could enter the namespace by /proc/PID.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(CommandFailure::failed)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(CommandFailure::from_error)?;
     let answer = move || drop(tell_groups(groups));
     std::thread::Builder::new()
         .name("defuse-groups".to_owned())
         .spawn(answer)
-        .map_err(CommandFailure::failed)?;
+        .map_err(CommandFailure::from_error)?;
     if let Err(error) = filter::install_for_keeper() {
         log::warn!("no system calls are refused (seccomp): {error}");
     }
@@ -303,7 +303,7 @@ fn carry_out(task: &KeeperTask, order: KeeperOrder) -> KeeperNotes {
         }
         (KeeperOrder::Remove, _, entry, _) => {
             if let Some((file, entry)) = entry {
-                found(file, entry).remove();
+                make_found(file, entry).remove();
             }
             for file in &task.files {
                 // It may be gone.
@@ -311,7 +311,7 @@ fn carry_out(task: &KeeperTask, order: KeeperOrder) -> KeeperNotes {
             }
         }
         (KeeperOrder::Leave(failure), _, Some((file, entry)), _) => {
-            found(file, entry).leave_failure(&failure)
+            make_found(file, entry).leave_failure(&failure)
         }
         (KeeperOrder::Statistics(text), .., Some(file)) => {
             if let Err(error) = paths::write_atomically(&path_of(file), text.as_bytes()) {
@@ -325,7 +325,7 @@ fn carry_out(task: &KeeperTask, order: KeeperOrder) -> KeeperNotes {
     notes
 }
 
-fn found(file: &[u8], entry: &RegistryEntry) -> RegisteredMount {
+fn make_found(file: &[u8], entry: &RegistryEntry) -> RegisteredMount {
     RegisteredMount {
         entry: entry.clone(),
         state: RegistrationState::Serving,
@@ -373,7 +373,7 @@ fn receive<T: DeserializeOwned>(socket: &mut BufReader<UnixStream>) -> io::Resul
 fn stream(standard: rustix::fd::BorrowedFd<'_>) -> Result<UnixStream> {
     rustix::io::fcntl_dupfd_cloexec(standard, 3)
         .map(UnixStream::from)
-        .map_err(CommandFailure::failed)
+        .map_err(CommandFailure::from_error)
 }
 
 fn bytes(path: &Path) -> Vec<u8> {

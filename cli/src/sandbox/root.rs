@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use defuse_fuse::mount::{MountEntry, all_mounts};
+use defuse_fuse::mount::{MountEntry, list_mounts};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, Result};
 use rustix::mount::{
@@ -108,10 +108,10 @@ fn mount_of(file: &OwnedFd) -> Result<u64> {
 /// Covers the directory `path` by a copy of itself. Without `devices`, no device node in the copy can be
 /// opened, and thus none that an attacker creates there.
 pub fn cover(path: &Path, devices: bool) -> Result<SandboxDirectory> {
-    let copy = open_tree(CWD, path, copying(path))?;
+    let copy = open_tree(CWD, path, copy_flags(path))?;
     attach(&copy, path)?;
     if !devices {
-        for mount in all_mounts().map_err(|_| Errno::IO)? {
+        for mount in list_mounts().map_err(|_| Errno::IO)? {
             if mount.mount_point.starts_with(path) {
                 mount_remount(
                     &mount.mount_point,
@@ -129,18 +129,18 @@ pub fn confine(served: &[SandboxDirectory]) -> Result<()> {
     // One that does not exist here is not needed.
     let kept = |path: &&'static str| {
         let path = Path::new(*path);
-        Some((path, path.is_dir(), open_tree(CWD, path, copying(path)).ok()?))
+        Some((path, path.is_dir(), open_tree(CWD, path, copy_flags(path)).ok()?))
     };
     let kept: Vec<_> = KEPT.iter().filter_map(kept).collect();
     let root = empty_root()?;
     attach(&root, Path::new(PLACE))?;
     for one in served {
-        let to = below(&one.path);
+        let to = path_in_new_root(&one.path);
         make_dirs(&to)?;
         attach(&one.copy, &to)?;
     }
     for (path, is_dir, tree) in &kept {
-        let to = below(path);
+        let to = path_in_new_root(path);
         match is_dir {
             true => make_dirs(&to)?,
             false => {
@@ -160,7 +160,7 @@ pub fn confine(served: &[SandboxDirectory]) -> Result<()> {
     chdir("/")
 }
 
-fn copying(path: &Path) -> OpenTreeFlags {
+fn copy_flags(path: &Path) -> OpenTreeFlags {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     // Nothing is mounted below a file, and nothing below /proc/self/fd is ours to copy.
     if KEPT.iter().any(|kept| path == Path::new(kept)) {
@@ -183,7 +183,7 @@ fn empty_root() -> Result<OwnedFd> {
 }
 
 /// The path in the new root, before it is the root.
-fn below(path: &Path) -> PathBuf {
+fn path_in_new_root(path: &Path) -> PathBuf {
     Path::new(PLACE).join(path.strip_prefix("/").unwrap_or(path))
 }
 
@@ -199,8 +199,8 @@ fn flags(mount: &MountEntry) -> MountFlags {
 
 /// The reason why `directories` cannot be served from another namespace as they are from this one, or
 /// `None`. Mounts and unmounts below a directory reach its copy only if its mount is shared.
-pub fn unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
-    let Ok(mounts) = all_mounts() else { return Some("the mounts cannot be read".to_owned()) };
+pub fn explain_unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
+    let Ok(mounts) = list_mounts() else { return Some("the mounts cannot be read".to_owned()) };
     if !mounts.iter().any(|mount| mount.mount_point == Path::new("/") && mount.fstype != "rootfs") {
         return Some("the root directory is no mount of its own".to_owned());
     }
@@ -225,6 +225,6 @@ pub fn unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
 }
 
 /// The directory of a source, without symbolic links. `None` if it does not exist: opening it fails, too.
-pub fn resolved(path: &Path) -> Option<PathBuf> {
+pub fn resolve(path: &Path) -> Option<PathBuf> {
     fs::canonicalize(path).ok()
 }

@@ -131,7 +131,7 @@ fn react(event: &Event, view: &mut TopView, model: &mut TopModel) {
         }
         KeyCode::Char(' ') => view.held = !view.held,
         KeyCode::Char(letter) => {
-            if let Some(sort) = SortOrder::of_key(letter) {
+            if let Some(sort) = SortOrder::from_key(letter) {
                 model.sort_by(sort);
             }
         }

@@ -29,7 +29,7 @@ pub enum SortOrder {
 
 impl SortOrder {
     /// The order that a key selects.
-    pub fn of_key(key: char) -> Option<SortOrder> {
+    pub fn from_key(key: char) -> Option<SortOrder> {
         match key {
             'o' => Some(SortOrder::Ops),
             'p' => Some(SortOrder::P99),
@@ -157,17 +157,17 @@ impl TopModel {
         self.look_at_connections()?;
         let (servers, notes) = self.asked.look();
         self.servers = servers;
-        self.notes.extend(notes.iter().map(|note| terminal::foreign(note).into_owned()));
+        self.notes.extend(notes.iter().map(|note| terminal::escape_controls(note).into_owned()));
         self.sort_by(self.sort);
         Ok(())
     }
 
     fn look_at_connections(&mut self) -> Result {
         let Some(collector) = &mut self.collector else { return Ok(()) };
-        collector.refresh().map_err(CommandFailure::failed)?;
-        let now = collector.snapshots().map_err(CommandFailure::failed)?;
-        let flights = collector.flights().map_err(CommandFailure::failed)?;
-        let losses = collector.losses().map_err(CommandFailure::failed)?;
+        collector.refresh().map_err(CommandFailure::from_error)?;
+        let now = collector.snapshots().map_err(CommandFailure::from_error)?;
+        let flights = collector.flights().map_err(CommandFailure::from_error)?;
+        let losses = collector.losses().map_err(CommandFailure::from_error)?;
         let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
         self.last = std::time::Instant::now();
         let connections = FuseConnection::list(&target::mounts());
@@ -185,7 +185,7 @@ impl TopModel {
             let used_before = self.cpu_before.get(&id).copied().unwrap_or(used);
             cpu.insert(id, used);
             let cpu_percent = used.saturating_sub(used_before) as f64 / 1e7 / seconds;
-            rows.push(ConnectionRow::of(
+            rows.push(ConnectionRow::from_samples(
                 connection,
                 &new,
                 &flights,
@@ -208,7 +208,7 @@ impl TopModel {
 
 fn sort_rows<R: SortableRow>(rows: &mut [R], sort: SortOrder) {
     rows.sort_by(|a, b| {
-        let ((a, a_name), (b, b_name)) = (a.by(sort), b.by(sort));
+        let ((a, a_name), (b, b_name)) = (a.sort_key(sort), b.sort_key(sort));
         b.total_cmp(&a).then_with(|| a_name.cmp(b_name))
     });
 }
@@ -216,15 +216,15 @@ fn sort_rows<R: SortableRow>(rows: &mut [R], sort: SortOrder) {
 /// A row that can be sorted.
 trait SortableRow {
     /// Its value in a column, of which the highest comes first, and its name.
-    fn by(&self, sort: SortOrder) -> (f64, &str);
+    fn sort_key(&self, sort: SortOrder) -> (f64, &str);
 }
 
 impl SortableRow for ConnectionRow {
-    fn by(&self, sort: SortOrder) -> (f64, &str) {
+    fn sort_key(&self, sort: SortOrder) -> (f64, &str) {
         let value = match sort {
             SortOrder::Ops => self.per_second,
             SortOrder::P99 => self.p99_ns as f64,
-            SortOrder::Waiting => self.waiting() as f64,
+            SortOrder::Waiting => self.count_waiting() as f64,
             SortOrder::Cpu => self.cpu_percent,
             SortOrder::Name => 0.0,
         };
@@ -233,11 +233,11 @@ impl SortableRow for ConnectionRow {
 }
 
 impl SortableRow for ServerRow {
-    fn by(&self, sort: SortOrder) -> (f64, &str) {
+    fn sort_key(&self, sort: SortOrder) -> (f64, &str) {
         let value = match sort {
             SortOrder::Ops => self.per_second,
             SortOrder::P99 => self.p99_ns as f64,
-            SortOrder::Waiting => self.unanswered() as f64,
+            SortOrder::Waiting => self.count_unanswered() as f64,
             SortOrder::Cpu => self.cpu_percent,
             SortOrder::Name => 0.0,
         };
@@ -254,12 +254,12 @@ struct PeriodValues {
 
 impl ConnectionRow {
     /// Requests without an answer, in all stages.
-    pub fn waiting(&self) -> u64 {
+    pub fn count_waiting(&self) -> u64 {
         let seen = self.in_background + self.in_pending + self.in_processing;
         self.knobs.map_or(seen, |knobs| knobs.waiting)
     }
 
-    fn of(
+    fn from_samples(
         connection: &FuseConnection,
         new: &StatsSnapshot,
         flights: &[RequestInFlight],
@@ -355,7 +355,7 @@ pub mod tests {
         };
         let knobs = FusectlValues { waiting: 9, max_background: 12, congestion_threshold: 9 };
         let period = PeriodValues { knobs: Some(knobs), cpu_percent: 12.5, seconds: 2.0 };
-        ConnectionRow::of(&connection, &recorder.snapshot(), &[flight], period)
+        ConnectionRow::from_samples(&connection, &recorder.snapshot(), &[flight], period)
     }
 
     #[test]

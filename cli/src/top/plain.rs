@@ -17,7 +17,8 @@ pub fn text(model: &TopModel) -> String {
         "CONN", "OPS/S", "P50", "P99", "BACKG", "PEND", "PROC", "WAIT", "MAX/CG", "THR", "CPU%"
     );
     for row in &model.rows {
-        let _ = writeln!(text, "{}  {}", cells(row).join(" "), terminal::foreign(&row.mount));
+        let _ =
+            writeln!(text, "{}  {}", cells(row).join(" "), terminal::escape_controls(&row.mount));
         row.ops.iter().for_each(|op| text.push_str(&operation(op)));
     }
     if !model.servers.is_empty() {
@@ -82,13 +83,17 @@ pub fn server_cells(row: &ServerRow) -> [String; 10] {
 
 /// The socket of a server, and its source.
 pub fn server_name(row: &ServerRow) -> String {
-    format!("{} ({})", terminal::foreign(&row.socket), terminal::foreign(&row.source))
+    format!(
+        "{} ({})",
+        terminal::escape_controls(&row.socket),
+        terminal::escape_controls(&row.source)
+    )
 }
 
 /// One line of JSON.
 pub fn json(model: &TopModel) -> Result<String> {
     let value = json!({"connections": model.rows, "servers": model.servers, "notes": model.notes});
-    Ok(serde_json::to_string(&value).map_err(CommandFailure::failed)? + "\n")
+    Ok(serde_json::to_string(&value).map_err(CommandFailure::from_error)? + "\n")
 }
 
 /// The columns of a connection except its name, padded to the width of the columns.
@@ -105,7 +110,7 @@ pub fn cells(row: &ConnectionRow) -> [String; 11] {
         format!("{:>5}", row.in_background),
         format!("{:>5}", row.in_pending),
         format!("{:>5}", row.in_processing),
-        format!("{:>4}{}", row.waiting(), if row.congested { '!' } else { ' ' }),
+        format!("{:>4}{}", row.count_waiting(), if row.congested { '!' } else { ' ' }),
         format!("{knobs:>7}"),
         format!("{:>4}", row.threads),
         format!("{:>6.1}", row.cpu_percent),

@@ -74,7 +74,7 @@ impl ServerSamples {
     /// those that did not answer.
     pub fn look(&mut self) -> (Vec<ServerRow>, Vec<String>) {
         let (mut rows, mut notes, mut now) = (Vec::new(), Vec::new(), BTreeMap::new());
-        for (server, served) in ask(servers::all()) {
+        for (server, served) in ask(servers::list_all()) {
             let served = match served {
                 Ok(served) => served.with_programs(),
                 // One that has ended meanwhile is no longer shown.
@@ -88,7 +88,7 @@ impl ServerSamples {
             let cpu_ns = process.as_ref().map_or(0, |process| process.cpu_ns);
             let answer = ServerSample { served, cpu_ns, at: Instant::now() };
             let id = (server.pid, server.pid_start);
-            let row = ServerRow::of(&server, &answer, self.before.get(&id));
+            let row = ServerRow::from_samples(&server, &answer, self.before.get(&id));
             rows.push(ServerRow { threads: process.map_or(0, |process| process.threads), ..row });
             now.insert(id, answer);
         }
@@ -116,16 +116,20 @@ fn ask(all: Vec<ServerEntry>) -> Vec<(ServerEntry, Result<ServerMeasurements>)> 
 
 impl ServerRow {
     /// Requests without an answer.
-    pub fn unanswered(&self) -> u64 {
+    pub fn count_unanswered(&self) -> u64 {
         self.busy + self.waiting
     }
 
     /// The activity since `before`; none without it, since the time of what was counted is not known.
-    fn of(server: &ServerEntry, now: &ServerSample, before: Option<&ServerSample>) -> ServerRow {
+    fn from_samples(
+        server: &ServerEntry,
+        now: &ServerSample,
+        before: Option<&ServerSample>,
+    ) -> ServerRow {
         let before = before.unwrap_or(now);
         let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
         let ServerMeasurements { snapshot, clients, clients_left_out, .. } =
-            now.served.since(&before.served);
+            now.served.changes_since(&before.served);
         let mut all = LatencyHistogram::default();
         let mut bytes = 0;
         for stats in snapshot.ops.iter().filter(|stats| stats.stage == RequestStage::User) {
@@ -188,18 +192,18 @@ pub mod tests {
         now.served.clients[0].requests += 4;
         now.served.clients[0].workers_busy = 2;
         assert_eq!(
-            ServerRow::of(&server, &now, None).per_second,
+            ServerRow::from_samples(&server, &now, None).per_second,
             0.0,
             "nothing is known of before"
         );
-        ServerRow::of(&server, &now, Some(&before))
+        ServerRow::from_samples(&server, &now, Some(&before))
     }
 
     #[test]
     fn a_server_has_rates_of_the_period_and_states_of_its_end() {
         let row = example_row();
         assert_eq!((row.per_second, row.p50_ns, row.cpu_percent), (5.0, 10_000, 25.0));
-        assert_eq!((row.busy, row.waiting, row.unanswered()), (2, 1, 3));
+        assert_eq!((row.busy, row.waiting, row.count_unanswered()), (2, 1, 3));
         assert_eq!((row.ops.len(), row.ops[0].processing_ns), (1, None));
         assert_eq!((row.clients[0].requests, row.clients_left_out), (4, 2));
     }

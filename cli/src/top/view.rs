@@ -66,7 +66,7 @@ impl TopView {
         let notes: Vec<Line> = notes.iter().map(|note| Line::from(note.as_str())).collect();
         frame.render_widget(Paragraph::new(notes), below);
         let keys_line = if self.held { format!("HELD  {KEYS}") } else { KEYS.to_owned() };
-        frame.render_widget(Paragraph::new(keys_line).style(reversed()), keys);
+        frame.render_widget(Paragraph::new(keys_line).style(reverse_style()), keys);
     }
 
     /// Draws the two tables; servers have at most half of the room, unless there is nothing else.
@@ -99,7 +99,7 @@ impl TopView {
         });
         let table = Table::new(lines, widths(&SERVER_HEADS))
             .header(TableRow::new(SERVER_HEADS).style(bold()))
-            .row_highlight_style(reversed())
+            .row_highlight_style(reverse_style())
             .block(Block::bordered().title(format!(" servers: {} ", servers.len())));
         let mut state = TableState::default();
         state.select(self.selected.checked_sub(from));
@@ -108,13 +108,13 @@ impl TopView {
 
     fn draw_connections(&self, frame: &mut Frame, area: Rect, rows: &[ConnectionRow]) {
         let lines = rows.iter().map(|row| {
-            let mount = format!("{} ({})", terminal::foreign(&row.mount), row.fstype);
+            let mount = format!("{} ({})", terminal::escape_controls(&row.mount), row.fstype);
             TableRow::new(cells(row).into_iter().chain([mount]).map(Cell::from))
         });
         let title = format!(" FUSE connections: {} ", rows.len());
         let table = Table::new(lines, widths(&HEADS))
             .header(TableRow::new(HEADS).style(bold()))
-            .row_highlight_style(reversed())
+            .row_highlight_style(reverse_style())
             .block(Block::bordered().title(title));
         let mut state = TableState::default();
         state.select((self.selected < rows.len()).then_some(self.selected));
@@ -135,9 +135,9 @@ fn widths(heads: &[&str]) -> Vec<Constraint> {
 fn title(row: &ConnectionRow) -> String {
     format!(
         " {}: {} ({}), pid {:?}, {} threads ",
-        terminal::foreign(&row.mount),
+        terminal::escape_controls(&row.mount),
         row.fstype,
-        terminal::foreign(&row.daemon),
+        terminal::escape_controls(&row.daemon),
         row.pids,
         row.threads
     )
@@ -197,7 +197,7 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-fn reversed() -> Style {
+fn reverse_style() -> Style {
     Style::new().add_modifier(Modifier::REVERSED)
 }
 
@@ -209,15 +209,11 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn drawn(view: &mut TopView, rows: &[ConnectionRow], width: u16) -> String {
-        drawn_with(view, (rows, &[]), width)
+    fn draw_to_text(view: &mut TopView, rows: &[ConnectionRow], width: u16) -> String {
+        draw_with(view, (rows, &[]), width)
     }
 
-    fn drawn_with(
-        view: &mut TopView,
-        rows: (&[ConnectionRow], &[ServerRow]),
-        width: u16,
-    ) -> String {
+    fn draw_with(view: &mut TopView, rows: (&[ConnectionRow], &[ServerRow]), width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 12)).unwrap();
         let notes = ["something is not seen".to_owned()];
         terminal.draw(|frame| view.draw_rows(frame, rows, &notes)).unwrap();
@@ -228,14 +224,14 @@ mod tests {
     fn connections_and_their_operations_are_drawn() {
         let rows = [example(43, "/mnt/a", 10), example(44, "/mnt/b", 20)];
         let mut view = TopView { selected: 7, ..TopView::default() };
-        let text = drawn(&mut view, &rows, 120);
+        let text = draw_to_text(&mut view, &rows, 120);
         for part in ["FUSE connections: 2", "/mnt/a (fuse.sshfs)", "9!", "12/9", "something is not"]
         {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert_eq!(view.selected, 1, "the selection stays on an existing row");
         view.detail = true;
-        let text = drawn(&mut view, &rows, 120);
+        let text = draw_to_text(&mut view, &rows, 120);
         for part in ["/mnt/b: fuse.sshfs (sshfs)", "READ", "2.0 us", "8.0 us"] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
@@ -245,32 +241,32 @@ mod tests {
     fn servers_are_drawn_below_connections_and_their_clients_below_their_operations() {
         let (rows, servers) = ([example(43, "/mnt/a", 10)], [example_row()]);
         let mut view = TopView { selected: 7, ..TopView::default() };
-        let text = drawn_with(&mut view, (&rows, &servers), 200);
+        let text = draw_with(&mut view, (&rows, &servers), 200);
         for part in ["FUSE connections: 1", "/mnt/a (fuse.sshfs)", "servers: 1", "/run/x (memory:)"]
         {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert_eq!(view.selected, 1, "the server");
         view.detail = true;
-        let text = drawn_with(&mut view, (&rows, &servers), 200);
+        let text = draw_with(&mut view, (&rows, &servers), 200);
         for part in ["/run/x (memory:), pid 9", "READ", "clients: 2, and 2 others", "4711", "1000"]
         {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         view.selected = 0;
-        assert!(drawn_with(&mut view, (&rows, &servers), 200).contains("/mnt/a: fuse.sshfs"));
+        assert!(draw_with(&mut view, (&rows, &servers), 200).contains("/mnt/a: fuse.sshfs"));
         for width in [1, 5, 30] {
-            drawn_with(&mut view, (&[], &servers), width);
-            drawn_with(&mut TopView::default(), (&[], &servers), width);
+            draw_with(&mut view, (&[], &servers), width);
+            draw_with(&mut TopView::default(), (&[], &servers), width);
         }
     }
 
     #[test]
     fn a_small_terminal_and_no_connections_do_not_panic() {
         let mut view = TopView { detail: true, ..TopView::default() };
-        assert!(drawn(&mut view, &[], 80).contains("FUSE connections: 0"));
+        assert!(draw_to_text(&mut view, &[], 80).contains("FUSE connections: 0"));
         for width in [1, 2, 5, 20] {
-            drawn(&mut view, &[example(43, "/mnt/a", 1)], width);
+            draw_to_text(&mut view, &[example(43, "/mnt/a", 1)], width);
         }
     }
 }

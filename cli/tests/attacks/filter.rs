@@ -29,7 +29,7 @@ fn errno_of(number: i64, args: [u64; 3]) -> i32 {
 }
 
 /// Runs the test of this name again in a process of its own. Returns true in that process.
-fn in_a_process_of_its_own(name: &str) -> bool {
+fn rerun_alone(name: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
@@ -128,7 +128,7 @@ const REFUSED: &[(&str, i64, [u64; 3])] = &[
 #[test]
 fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
     let name = "filter::a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network";
-    if !in_a_process_of_its_own(name) {
+    if !rerun_alone(name) {
         return;
     }
     let dangerous = [
@@ -180,7 +180,7 @@ fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
 #[test]
 fn the_keeper_makes_no_system_calls_but_those_of_its_orders() {
     let name = "filter::the_keeper_makes_no_system_calls_but_those_of_its_orders";
-    if !in_a_process_of_its_own(name) {
+    if !rerun_alone(name) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -202,7 +202,7 @@ fn the_keeper_makes_no_system_calls_but_those_of_its_orders() {
 // GlusterFS connects again when a server was away.
 #[test]
 fn a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else() {
-    if !in_a_process_of_its_own(
+    if !rerun_alone(
         "filter::a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else",
     ) {
         return;
@@ -219,7 +219,7 @@ fn a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else() {
 // Every thread has the filter, including those that existed before.
 #[test]
 fn a_filtered_daemon_still_works() {
-    if !in_a_process_of_its_own("filter::a_filtered_daemon_still_works") {
+    if !rerun_alone("filter::a_filtered_daemon_still_works") {
         return;
     }
     let (go, wait) = std::sync::mpsc::channel::<()>();

@@ -11,15 +11,15 @@ use rustix::mount::{
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use super::common::{DefuseOutput, TestPlace, TestTmpfs, eventually, said};
+use super::common::{DefuseOutput, TestPlace, TestTmpfs, eventually, from_output};
 use super::users::as_user;
 
 /// A file of the machine that no daemon here serves.
 const FOREIGN: &str = "etc/passwd";
 
 /// A source whose mount is shared, as all mounts are on most machines.
-fn shared(place: &TestPlace) -> TestTmpfs {
-    let tmpfs = TestTmpfs::on(place.path("src"), MountFlags::empty(), c"");
+fn mount_shared(place: &TestPlace) -> TestTmpfs {
+    let tmpfs = TestTmpfs::mount_on(place.path("src"), MountFlags::empty(), c"");
     mount_change(tmpfs.path(), MountPropagationFlags::SHARED).unwrap();
     fs::write(tmpfs.path().join("file"), "content").unwrap();
     tmpfs
@@ -88,16 +88,16 @@ fn is_gone(pid: i32) -> bool {
 // A daemon of root could open every file of the machine.
 #[test]
 fn a_compromised_daemon_reaches_only_what_it_serves() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let source = shared(&place);
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let source = mount_shared(&place);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for (text, options) in [
         ("memory:", "rw"),
         ("uhs:img", "rw"),
         ("passthrough:src", "allow_other"),
         ("passthrough:src", "dev,noatime"),
     ] {
-        place.ok(&["mount", text, "mnt", "-o", options]);
+        place.expect_success(&["mount", text, "mnt", "-o", options]);
         let (pid, file) = (place.pid().as_raw_nonzero().get(), place.path("mnt/new"));
         fs::write(&file, "x").unwrap();
         let (open, list) = (File::open(&file).unwrap(), fs::read_dir(place.path("mnt")).unwrap());
@@ -111,21 +111,21 @@ fn a_compromised_daemon_reaches_only_what_it_serves() {
         drop(open);
         fs::remove_file(&file).unwrap();
         let keeper = keeper(pid);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         eventually("end of the keeper", || is_gone(keeper));
     }
 }
 
 #[test]
 fn a_compromised_server_reaches_only_what_it_serves() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let _source = shared(&place);
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let _source = mount_shared(&place);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for text in ["memory:", "uhs:img", "passthrough:src"] {
         let socket = place.path("socket");
-        place.ok(&["serve", text, socket.to_str().unwrap()]);
+        place.expect_success(&["serve", text, socket.to_str().unwrap()]);
         let all: Vec<serde_json::Value> =
-            serde_json::from_str(&place.ok(&["list", "--json"])).unwrap();
+            serde_json::from_str(&place.expect_success(&["list", "--json"])).unwrap();
         let server = all.iter().find(|row| row["socket"] == socket.to_str().unwrap()).unwrap();
         let pid = server["pid"].as_i64().unwrap() as i32;
         assert_confined(pid, text);
@@ -147,8 +147,8 @@ const OF_A_DAEMON: CapabilitySet = CapabilitySet::DAC_OVERRIDE
 
 #[test]
 fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid().as_raw_nonzero().get();
     let keeper = keeper(pid);
     let process = PathBuf::from(format!("/proc/{keeper}"));
@@ -193,16 +193,16 @@ fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
     for way in ["root", "cwd", "ns/mnt", "fd/0"] {
         assert!(!opens(process.join(way)), "{way}");
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn a_daemon_in_its_own_namespace_ends_as_one_without() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let source = shared(&place);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let source = mount_shared(&place);
     for text in ["memory:", "passthrough:src"] {
         let begin = || {
-            place.ok(&["mount", text, "mnt", "--stats-file", "stats.json"]);
+            place.expect_success(&["mount", text, "mnt", "--stats-file", "stats.json"]);
             let pid = place.pid().as_raw_nonzero().get();
             assert!(has_own_namespace(pid), "{text}");
             (pid, keeper(pid))
@@ -227,20 +227,20 @@ fn a_daemon_in_its_own_namespace_ends_as_one_without() {
         place.signal(Signal::KILL);
         eventually("end after SIGKILL", || is_gone(pid) && is_gone(keeper));
         assert!(place.is_mounted() && registered() > 0, "{text}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         assert!(!place.is_mounted() && registered() == 0, "{text}");
         // Without its keeper, a mount is served and unmounted by others.
         let (pid, keeper) = begin();
         kill_process(Pid::from_raw(keeper).unwrap(), Signal::KILL).unwrap();
         fs::write(place.path("mnt/after"), "x").unwrap();
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         eventually("end without a keeper", || is_gone(pid));
     }
     // Its file system is busy while it is served, and not longer.
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     let busy = unmount(source.path(), UnmountFlags::empty());
     assert_eq!(busy, Err(rustix::io::Errno::BUSY));
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     unmount(source.path(), UnmountFlags::empty()).unwrap();
 }
 
@@ -250,9 +250,9 @@ fn a_daemon_in_its_own_namespace_ends_as_one_without() {
 fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper() {
     const GROUP: u32 = 54_321;
     const USER: u32 = 54_322;
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    place.ok(&["mount", "memory:", "mnt", "-o", "allow_other"]);
+    place.expect_success(&["mount", "memory:", "mnt", "-o", "allow_other"]);
     assert!(has_own_namespace(place.pid().as_raw_nonzero().get()));
     for (groups, mode) in [(&[7, GROUP][..], 0o2666), (&[7][..], 0o666)] {
         let file = place.path("mnt/file");
@@ -263,7 +263,7 @@ fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper(
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, mode, "{groups:?}");
         fs::remove_file(&file).unwrap();
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// The directories of the machine that a program needs, where they are no links.
@@ -290,7 +290,7 @@ impl ChrootJail {
         }
         fs::create_dir(jail.0.join("mnt")).unwrap();
         fs::create_dir(jail.0.join("src")).unwrap();
-        fs::rename(place.for_all_users(), jail.0.join("defuse")).unwrap();
+        fs::rename(place.install_for_all_users(), jail.0.join("defuse")).unwrap();
         jail
     }
 
@@ -298,10 +298,10 @@ impl ChrootJail {
     fn defuse(&self, place: &TestPlace, arguments: &[&str]) -> DefuseOutput {
         let mut chroot = place.command_of(Path::new("chroot"), &[]);
         chroot.arg(&self.0).arg("/defuse").args(arguments).env("DEFUSE_RUNTIME_DIR", "/run");
-        said(chroot.output().unwrap())
+        from_output(chroot.output().unwrap())
     }
 
-    fn ok(&self, place: &TestPlace, arguments: &[&str]) -> String {
+    fn expect_success(&self, place: &TestPlace, arguments: &[&str]) -> String {
         let said = self.defuse(place, arguments);
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
         said.out
@@ -321,12 +321,12 @@ impl Drop for ChrootJail {
 /// pivot_root(2) needs a root directory that is a mount.
 #[test]
 fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let jail = ChrootJail::new(&place);
-    jail.ok(&place, &["mount", "memory:", "/mnt", "--log-file", "/log"]);
+    jail.expect_success(&place, &["mount", "memory:", "/mnt", "--log-file", "/log"]);
     let log = fs::read_to_string(jail.0.join("log")).unwrap();
     fs::write(jail.0.join("mnt/file"), "x").unwrap();
-    jail.ok(&place, &["umount", "/mnt"]);
+    jail.expect_success(&place, &["umount", "/mnt"]);
     let why = "the root directory is no mount of its own";
     assert!(log.contains("stays in the mount namespace") && log.contains(why), "{log}");
     let refused = jail.defuse(&place, &["mount", "memory:", "/mnt", "-o", "sandbox=namespace"]);
@@ -337,18 +337,18 @@ fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
 // The root of the machine lay above the daemon's root.
 #[test]
 fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let jail = ChrootJail::new(&place);
     mount_bind_recursive(&jail.0, &jail.0).unwrap();
     mount_change(&jail.0, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
     for text in ["memory:", "passthrough:/src"] {
-        jail.ok(&place, &["mount", text, "/mnt", "-o", "sandbox=namespace"]);
+        jail.expect_success(&place, &["mount", text, "/mnt", "-o", "sandbox=namespace"]);
         fs::write(jail.0.join("mnt/file"), "x").unwrap();
         let all: Vec<serde_json::Value> =
-            serde_json::from_str(&jail.ok(&place, &["list", "--json"])).unwrap();
+            serde_json::from_str(&jail.expect_success(&place, &["list", "--json"])).unwrap();
         let pid = all[0]["pid"].as_i64().unwrap() as i32;
         assert_confined(pid, text);
-        jail.ok(&place, &["umount", "/mnt"]);
+        jail.expect_success(&place, &["umount", "/mnt"]);
         eventually("end of the daemon", || is_gone(pid));
     }
     unmount(&jail.0, UnmountFlags::DETACH).unwrap();
@@ -357,61 +357,61 @@ fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() 
 /// Containers may lack the capability by which a thread enters a mount namespace.
 #[test]
 fn a_daemon_without_the_capability_for_chroot_has_a_namespace_of_its_own() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let few = ["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot"];
     let mut setpriv = place.command_of(Path::new("setpriv"), &few);
-    setpriv.arg(place.for_all_users()).args(["mount", "memory:", "mnt"]);
-    let mounted = said(setpriv.output().unwrap());
+    setpriv.arg(place.install_for_all_users()).args(["mount", "memory:", "mnt"]);
+    let mounted = from_output(setpriv.output().unwrap());
     assert_eq!(mounted.code, Some(0), "{}", mounted.err);
     assert_confined(place.pid().as_raw_nonzero().get(), "memory:");
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 // A namespace has a copy of each mount, and a copy of a FUSE mount keeps its connection.
 #[test]
 fn a_daemon_keeps_no_mounts_of_others() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let source = shared(&place);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let source = mount_shared(&place);
     for name in ["src/before", "src/after", "other"] {
         fs::create_dir(place.path(name)).unwrap();
     }
-    place.ok(&["mount", "memory:", "src/before"]);
-    place.ok(&["mount", "memory:", "other"]);
-    place.ok(&["mount", "passthrough:src", "mnt"]);
-    place.ok(&["mount", "memory:", "src/after"]);
+    place.expect_success(&["mount", "memory:", "src/before"]);
+    place.expect_success(&["mount", "memory:", "other"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "memory:", "src/after"]);
     // Each returns only when the connection has ended.
     for name in ["other", "src/before", "src/after"] {
-        place.ok(&["umount", name]);
+        place.expect_success(&["umount", name]);
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     drop(source);
 }
 
 #[test]
 fn a_mount_made_later_below_a_shared_source_is_served_until_it_is_unmounted() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let source = shared(&place);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let source = mount_shared(&place);
     fs::create_dir(source.path().join("later")).unwrap();
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     assert!(has_own_namespace(place.pid().as_raw_nonzero().get()));
-    let later = TestTmpfs::on(source.path().join("later"), MountFlags::empty(), c"");
+    let later = TestTmpfs::mount_on(source.path().join("later"), MountFlags::empty(), c"");
     fs::write(later.path().join("file"), "later").unwrap();
     let seen = place.path("mnt/later/file");
     eventually("visible", || fs::read_to_string(&seen).is_ok_and(|text| text == "later"));
     drop(later);
     eventually("invisible", || !seen.exists());
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
 fn a_daemon_of_a_private_source_stays_and_says_so() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let _private = TestTmpfs::on(place.path("src"), MountFlags::empty(), c"");
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let _private = TestTmpfs::mount_on(place.path("src"), MountFlags::empty(), c"");
     mount_change(place.path("src"), MountPropagationFlags::PRIVATE).unwrap();
     let cases = [("sandbox", false), ("sandbox=privileges", false), ("sandbox=namespace", true)];
     for (option, leaves) in cases {
         let log = place.path(option);
-        place.ok(&[
+        place.expect_success(&[
             "mount",
             "passthrough:src",
             "mnt",
@@ -422,25 +422,29 @@ fn a_daemon_of_a_private_source_stays_and_says_so() {
         ]);
         assert_eq!(has_own_namespace(place.pid().as_raw_nonzero().get()), leaves, "{option}");
         fs::write(place.path("mnt/file"), "x").unwrap();
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         let said = fs::read_to_string(log).unwrap();
         assert_eq!(said.contains("is not shared"), option == "sandbox", "{option}: {said}");
     }
-    place.fails(1, &["mount", "fuse:true", "mnt", "-o", "sandbox=namespace"], "open files later");
+    place.expect_failure(
+        1,
+        &["mount", "fuse:true", "mnt", "-o", "sandbox=namespace"],
+        "open files later",
+    );
 }
 
 /// An attacker creates a node for a disk in the source, and opens it.
 #[test]
 fn a_daemon_opens_no_device_nodes_of_its_source() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    let source = shared(&place);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let source = mount_shared(&place);
     let node = source.path().join("null");
     let (kind, mode) = (rustix::fs::FileType::CharacterDevice, Mode::from_raw_mode(0o666));
     rustix::fs::mknodat(rustix::fs::CWD, &node, kind, mode, rustix::fs::makedev(1, 3)).unwrap();
     File::open(&node).unwrap();
-    place.ok(&["mount", "passthrough:src", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt"]);
     let inside = format!("/proc/{}/root{}", place.pid().as_raw_nonzero(), node.display());
     let denied = File::open(inside).map(drop).unwrap_err().raw_os_error();
     assert_eq!(denied, Some(rustix::io::Errno::ACCESS.raw_os_error()));
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }

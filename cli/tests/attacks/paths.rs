@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::users::NOBODY;
-use crate::common::{PROGRAM, TestPlace, eventually, said};
+use crate::common::{PROGRAM, TestPlace, eventually, from_output};
 
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -21,7 +21,7 @@ fn is_root() -> bool {
 }
 
 /// A directory of another user, below directories that it may search.
-fn foreign(place: &TestPlace, name: &str) -> PathBuf {
+fn make_foreign(place: &TestPlace, name: &str) -> PathBuf {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let path = place.path(name);
     fs::create_dir(&path).unwrap();
@@ -52,7 +52,7 @@ fn trace(place: &TestPlace, arguments: &[&str], until: Option<&Path>) -> Option<
     };
     if let Some(socket) = until {
         let registered = || {
-            let servers = place.ok(&["list", "--json"]);
+            let servers = place.expect_success(&["list", "--json"]);
             let servers: serde_json::Value = serde_json::from_str(&servers).unwrap();
             let is_it = |row: &&serde_json::Value| row["socket"].as_str() == socket.to_str();
             let row = servers.as_array().unwrap().iter().find(is_it)?["pid"].as_i64()?;
@@ -98,7 +98,7 @@ fn a_run_of_root_uses_no_runtime_directory_of_another_user() {
         return;
     }
     let place = TestPlace::new();
-    let (theirs, own) = (foreign(&place, "theirs"), place.path("own"));
+    let (theirs, own) = (make_foreign(&place, "theirs"), place.path("own"));
     fs::create_dir(&own).unwrap();
     let inner = theirs.join("inner");
     fs::create_dir(&inner).unwrap();
@@ -115,7 +115,7 @@ fn a_run_of_root_uses_no_runtime_directory_of_another_user() {
             "-c",
             "echo x > m:/f; cat m:/f",
         ]);
-        let told = said(run.env("XDG_RUNTIME_DIR", runtime).output().unwrap());
+        let told = from_output(run.env("XDG_RUNTIME_DIR", runtime).output().unwrap());
         assert_eq!((told.code, told.out.as_str()), (Some(0), "x\n"), "{}", told.err);
         told.err
     };
@@ -135,13 +135,13 @@ fn a_daemon_of_root_registers_in_no_directory_of_another_user() {
         return;
     }
     let place = TestPlace::new();
-    let theirs = foreign(&place, "theirs");
+    let theirs = make_foreign(&place, "theirs");
     fs::write(theirs.join("serve-1.sock"), "").unwrap();
     let before = state(&theirs);
     for registry in [theirs.clone(), theirs.join("below")] {
         let command = |arguments: &[&str]| {
             let mut command = place.command(arguments);
-            said(command.env("DEFUSE_RUNTIME_DIR", &registry).output().unwrap())
+            from_output(command.env("DEFUSE_RUNTIME_DIR", &registry).output().unwrap())
         };
         assert_eq!(command(&["serve", "memory:", "socket", "--log-file", "log"]).code, Some(0));
         let log = fs::read_to_string(place.path("log")).unwrap();
@@ -173,9 +173,9 @@ fn the_end_of_a_server_removes_no_socket_of_another_one() {
         }
         let other = UnixListener::bind(place.path("other/s")).unwrap();
         let start = [&["serve", "memory:", "dir/s"][..], arguments].concat();
-        place.ok(&start);
+        place.expect_success(&start);
         let answer: serde_json::Value =
-            serde_json::from_str(&place.ok(&["stat", "dir/s", "--json"])).unwrap();
+            serde_json::from_str(&place.expect_success(&["stat", "dir/s", "--json"])).unwrap();
         let pid = Pid::from_raw(answer["pid"].as_i64().unwrap() as i32).unwrap();
         fs::rename(place.path("dir"), place.path("moved")).unwrap();
         symlink("other", place.path("dir")).unwrap();

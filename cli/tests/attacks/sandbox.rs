@@ -29,11 +29,11 @@ const NEVER: [u32; 7] = [12, 16, 17, 19, 22, 25, 39];
 // memory of other processes, change the network, and execute programs with all capabilities.
 #[test]
 fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for (options, sandboxed) in [("allow_other", true), ("no_sandbox", false)] {
-            place.ok(&["mount", source, "mnt", "-o", options]);
+            place.expect_success(&["mount", source, "mnt", "-o", options]);
             fs::write(place.path("mnt/file"), "x").unwrap();
             let pid = place.pid().as_raw_nonzero().get();
             let held = fields(pid, "CapPrm").into_iter().any(|mask| {
@@ -44,7 +44,7 @@ fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
             let gains = fields(pid, "NoNewPrivs").iter().any(|set| set == "0");
             assert_eq!(is_filtered(pid), sandboxed, "{source} {options}");
             assert!(Path::new(&format!("/proc/{pid}")).exists() && fields(pid, "CapPrm").len() > 3);
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
             assert_eq!(
                 (held, bounds, gains),
                 (!sandboxed, sandboxed, !sandboxed),
@@ -71,14 +71,14 @@ fn is_filtered(pid: i32) -> bool {
 #[test]
 fn every_thread_of_a_server_has_a_filter_of_system_calls() {
     let place = TestPlace::new();
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for (options, sandboxed) in [("sandbox", true), ("no_sandbox", false)] {
             let (socket, log) = (place.path("socket"), place.path("log"));
             let (socket, log) = (socket.to_str().unwrap(), log.to_str().unwrap());
-            place.ok(&["serve", source, socket, "-o", options, "--log-file", log]);
+            place.expect_success(&["serve", source, socket, "-o", options, "--log-file", log]);
             let all: Vec<serde_json::Value> =
-                serde_json::from_str(&place.ok(&["list", "--json"])).unwrap();
+                serde_json::from_str(&place.expect_success(&["list", "--json"])).unwrap();
             let server = all.iter().find(|row| row["socket"] == socket).unwrap();
             let pid = server["pid"].as_i64().unwrap() as i32;
             let filtered = is_filtered(pid);

@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::users::{NOBODY, as_user};
-use crate::common::{PROGRAM, TestPlace, eventually, said};
+use crate::common::{PROGRAM, TestPlace, eventually, from_output};
 
 /// The client of the tests of the server itself.
 #[path = "../../../testkit/tests/raw/mod.rs"]
@@ -37,7 +37,7 @@ fn a_server_ends_although_a_client_reads_no_replies() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("socket");
     let mut server = start(&path, &[], Stdio::null());
-    let stuck = raw::begun(&path, 0);
+    let stuck = raw::connect_and_init(&path, 0);
     let (len, _) = recv(&stuck, &mut [0; 4096][..], RecvFlags::empty()).unwrap();
     assert!(len > 16, "INIT was not answered");
     let until = Instant::now() + Duration::from_secs(1);
@@ -78,14 +78,14 @@ fn strangers_who_connect_over_and_over_do_not_fill_the_log_of_a_server() {
     let attempts = 2000_usize;
     let refused = as_user(NOBODY, &[], || {
         let is_refused = |_: &usize| {
-            let client = raw::begun(&path, NOBODY);
+            let client = raw::connect_and_init(&path, NOBODY);
             // The server closes the connection, or it answers.
             recv(&client, &mut [0; 64][..], RecvFlags::empty()).map_or(true, |(len, _)| len == 0)
         };
         (0..attempts).filter(is_refused).count()
     });
     let written = fs::read_to_string(&log).unwrap().matches("is not admitted").count();
-    let serves = raw::begun(&path, 0);
+    let serves = raw::connect_and_init(&path, 0);
     let (len, _) = recv(&serves, &mut [0; 4096][..], RecvFlags::empty()).unwrap();
     kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     assert!(server.wait().unwrap().success());
@@ -96,9 +96,9 @@ fn strangers_who_connect_over_and_over_do_not_fill_the_log_of_a_server() {
 }
 
 /// Starts a server in the background. Returns its process and its control socket.
-fn in_background(place: &TestPlace) -> (Pid, PathBuf) {
-    place.ok(&["serve", "memory:", "socket"]);
-    let answer = place.ok(&["stat", "socket", "--json"]);
+fn start_in_background(place: &TestPlace) -> (Pid, PathBuf) {
+    place.expect_success(&["serve", "memory:", "socket"]);
+    let answer = place.expect_success(&["stat", "socket", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     let pid = answer["pid"].as_u64().unwrap();
     (Pid::from_raw(pid as i32).unwrap(), place.path(&format!("run/serve-{pid}.sock")))
@@ -112,13 +112,13 @@ fn other_users_get_no_statistics_of_a_server() {
         return;
     }
     let place = TestPlace::new();
-    let program = place.for_all_users();
-    let (pid, control) = in_background(&place);
+    let program = place.install_for_all_users();
+    let (pid, control) = start_in_background(&place);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&control), mode(&place.path("run"))), (0o600, 0o700));
     let stat = || {
         let mut command = place.command_of(&program, &["stat", "socket"]);
-        let told = said(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        let told = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
         assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
         told.err
     };
@@ -142,7 +142,7 @@ fn other_users_get_no_statistics_of_a_server() {
         answer
     });
     assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
-    assert!(place.ok(&["stat", "socket"]).contains("measured"), "root gets an answer");
+    assert!(place.expect_success(&["stat", "socket"]).contains("measured"), "root gets an answer");
     kill_process(pid, Signal::TERM).unwrap();
     eventually("the end of the server", || !control.exists());
 }
@@ -151,8 +151,8 @@ fn other_users_get_no_statistics_of_a_server() {
 #[test]
 fn askers_that_say_nothing_or_never_end_hold_up_nobody_for_long() {
     let place = TestPlace::new();
-    let (pid, control) = in_background(&place);
-    let answers = || assert!(place.ok(&["stat", "socket"]).contains("measured"));
+    let (pid, control) = start_in_background(&place);
+    let answers = || assert!(place.expect_success(&["stat", "socket"]).contains("measured"));
     let connect = || UnixStream::connect(&control).unwrap();
 
     let silent = connect();

@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 
 use super::common::TestPlace;
-use super::users::{NOBODY, as_user, printed_for_nobody};
+use super::users::{NOBODY, as_user, print_for_nobody};
 
 /// An operation that changes a file's data.
 type DataChange = (&'static str, fn(&Path));
@@ -76,23 +76,23 @@ fn mode(path: &Path) -> u32 {
 // code ran as root.
 #[test]
 fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(place.path("src"), fs::Permissions::from_mode(0o777)).unwrap();
-    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M"]);
     let program = place.path("mnt/id");
     for (source, options) in MOUNTS {
-        place.ok(&["mount", source, "mnt", "-o", "allow_other,suid", "-o", options]);
+        place.expect_success(&["mount", source, "mnt", "-o", "allow_other,suid", "-o", options]);
         for (what, change) in CHANGES {
             let shown = format!("{source} {options}: {what}");
             install(&program);
-            assert_eq!(printed_for_nobody(&program, &["-u"]), "0", "{shown}: without an attack");
+            assert_eq!(print_for_nobody(&program, &["-u"]), "0", "{shown}: without an attack");
             assert_eq!(mode(&program), 0o6777, "{shown}");
             as_user(NOBODY, &[], || change(&program));
-            assert_eq!(printed_for_nobody(&program, &["-u"]), NOBODY.to_string(), "{shown}");
+            assert_eq!(print_for_nobody(&program, &["-u"]), NOBODY.to_string(), "{shown}");
             assert_eq!(mode(&program), 0o777, "{shown}");
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -101,10 +101,16 @@ fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
 // did nothing.
 #[test]
 fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let (program, lower) = (place.path("mnt/id"), place.path("src/id"));
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,no_passthrough"]);
+    place.expect_success(&[
+        "mount",
+        "passthrough:src",
+        "mnt",
+        "-o",
+        "allow_other,suid,no_passthrough",
+    ]);
     install(&program);
     let file = open(&program);
     as_user(NOBODY, &[], || {
@@ -113,18 +119,18 @@ fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
     });
     assert_eq!(mode(&lower), 0o777);
     drop(file);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 // A chown(2) that changes nothing clears set-user-id on the owner's file, and is refused to others.
 // On a mount it did nothing, and succeeded.
 #[test]
 fn another_user_cannot_clear_set_user_id_by_an_empty_chown() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let chown = |path: &Path| std::os::unix::fs::chown(path, None, None);
     for source in ["memory:", "passthrough:src"] {
-        place.ok(&["mount", source, "mnt", "-o", "allow_other"]);
+        place.expect_success(&["mount", source, "mnt", "-o", "allow_other"]);
         let program = place.path("mnt/id");
         install(&program);
         fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
@@ -134,6 +140,6 @@ fn another_user_cannot_clear_set_user_id_by_an_empty_chown() {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
         as_user(NOBODY, &[], || chown(&program)).unwrap();
         assert_eq!(mode(&program), 0o755, "{source}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
 use super::common::{TestPlace, TestTmpfs, eventually};
-use super::users::{self, NOBODY, printed_for_nobody};
+use super::users::{self, NOBODY, print_for_nobody};
 
 const MODE: &CStr = c"mode=755";
 
@@ -41,18 +41,18 @@ fn set_user_id_program(path: &Path) {
 // A mount by root honoured set-user-id and devices by default, for every source.
 #[test]
 fn set_user_id_and_devices_have_no_effect_unless_requested() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
     let (program, null) = (place.path("mnt/id"), place.path("mnt/null"));
     for (options, uid, opens) in [("allow_other", NOBODY, false), ("allow_other,suid,dev", 0, true)]
     {
-        place.ok(&["mount", "memory:", "mnt", "-o", options]);
+        place.expect_success(&["mount", "memory:", "mnt", "-o", options]);
         set_user_id_program(&program);
         let device = makedev(1, 3);
         mknodat(CWD, &null, FileType::CharacterDevice, Mode::RUSR, device).unwrap();
-        assert_eq!(printed_for_nobody(&program, &["-u"]), uid.to_string(), "{options}");
+        assert_eq!(print_for_nobody(&program, &["-u"]), uid.to_string(), "{options}");
         assert_eq!(fs::OpenOptions::new().read(true).open(&null).is_ok(), opens, "{options}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -60,10 +60,10 @@ fn set_user_id_and_devices_have_no_effect_unless_requested() {
 // mount of defuse.
 #[test]
 fn a_mount_inherits_the_restrictions_of_its_source() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
     let denied = MountFlags::NOSUID | MountFlags::NODEV;
-    let source = TestTmpfs::on(place.path("src"), denied, MODE);
+    let source = TestTmpfs::mount_on(place.path("src"), denied, MODE);
     set_user_id_program(&place.path("src/id"));
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,dev"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
@@ -73,11 +73,11 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
         said.err
     );
     assert!(has(&place, &["nosuid", "nodev"]) && !has(&place, &["noexec"]));
-    assert_eq!(printed_for_nobody(place.path("mnt/id"), &["-u"]), NOBODY.to_string());
-    place.ok(&["umount", "mnt"]);
+    assert_eq!(print_for_nobody(place.path("mnt/id"), &["-u"]), NOBODY.to_string());
+    place.expect_success(&["umount", "mnt"]);
     drop(source);
 
-    let _source = TestTmpfs::on(place.path("src"), MountFlags::NOEXEC, MODE);
+    let _source = TestTmpfs::mount_on(place.path("src"), MountFlags::NOEXEC, MODE);
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "suid,dev"]);
     assert!(
         said.err.contains("mounted with noexec") && said.err.lines().count() == 1,
@@ -90,24 +90,24 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
 // A medium mounted below the source has flags of its own, but the mount has one set of flags.
 #[test]
 fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
     fs::create_dir(place.path("src/medium")).unwrap();
-    let _medium = TestTmpfs::on(place.path("src/medium"), MountFlags::NOSUID, MODE);
+    let _medium = TestTmpfs::mount_on(place.path("src/medium"), MountFlags::NOSUID, MODE);
     set_user_id_program(&place.path("src/medium/id"));
     let program = place.path("mnt/medium/id");
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid"]);
     let error = fs::metadata(&program).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
-    place.ok(&["umount", "mnt"]);
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other"]);
-    assert_eq!(printed_for_nobody(&program, &["-u"]), NOBODY.to_string());
+    place.expect_success(&["umount", "mnt"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "allow_other"]);
+    assert_eq!(print_for_nobody(&program, &["-u"]), NOBODY.to_string());
 }
 
 // A server can report any mode and owner: a program served by another user's socket ran as root.
 #[test]
 fn a_mount_of_a_socket_never_has_set_user_id_or_devices() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
     let mut serve = place.command(&["serve", "--foreground", "memory:", "socket"]);
     let mut server = serve.spawn().unwrap();
@@ -117,16 +117,16 @@ fn a_mount_of_a_socket_never_has_set_user_id_or_devices() {
     assert!(said.err.contains("nosuid") && said.err.contains("nodev"), "{}", said.err);
     let program = place.path("mnt/id");
     set_user_id_program(&program);
-    let printed = printed_for_nobody(&program, &["-u"]);
+    let printed = print_for_nobody(&program, &["-u"]);
     let flagged = has(&place, &["nosuid", "nodev"]);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(flagged && printed == NOBODY.to_string(), "{printed}");
 }
 
 /// A file system at `path` without access lists.
-fn without_lists(path: &Path) {
+fn mount_without_lists(path: &Path) {
     let flags = MountFlags::empty();
     rustix::mount::mount("none", path, c"ramfs", flags, Some(c"mode=755")).unwrap();
 }
@@ -142,9 +142,9 @@ fn deny_to_nobody(path: &Path) {
 // without them were ignored, and so were all lists with the profiles of Stackfs and with no_xattr.
 #[test]
 fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
-    without_lists(&place.path("src"));
+    mount_without_lists(&place.path("src"));
     struct UnmountOnDrop(std::path::PathBuf);
     impl Drop for UnmountOnDrop {
         fn drop(&mut self) {
@@ -153,7 +153,7 @@ fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
     }
     let _source = UnmountOnDrop(place.path("src"));
     fs::create_dir(place.path("src/below")).unwrap();
-    let _below = TestTmpfs::on(place.path("src/below"), MountFlags::empty(), MODE);
+    let _below = TestTmpfs::mount_on(place.path("src/below"), MountFlags::empty(), MODE);
     fs::create_dir(place.path("src/below/dir")).unwrap();
     for name in ["src/below/file", "src/below/open", "src/below/dir/inside", "src/plain"] {
         fs::write(place.path(name), name).unwrap();
@@ -169,7 +169,7 @@ fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
             &["--profile", "base", "-o", "allow_other"],
             &["--profile", "opt", "-o", "allow_other"],
         ] {
-            place.ok(&[&["mount", source, "mnt"], options].concat());
+            place.expect_success(&[&["mount", source, "mnt"], options].concat());
             let below = if source.ends_with("below") { "mnt" } else { "mnt/below" };
             let read = |name: &str| {
                 let path = place.path(below).join(name);
@@ -183,22 +183,22 @@ fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
             if below != "mnt" {
                 assert_eq!(read("../plain"), Ok(b"src/plain".to_vec()), "{options:?}");
             }
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
     let refused = ["mount", "passthrough:src", "mnt", "-o", "allow_other,no_posix_acl"];
-    place.fails(2, &refused, "exclude each other");
+    place.expect_failure(2, &refused, "exclude each other");
 }
 
 // A program on a file system that is mounted noexec below the source was executed.
 #[test]
 fn a_program_is_not_executed_on_a_file_system_below_the_source_that_denies_it() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     open_to_all(&place);
     for (name, flags) in [("denies", MountFlags::NOEXEC), ("permits", MountFlags::empty())] {
         fs::create_dir(place.path("src").join(name)).unwrap();
         let below = place.path("src").join(name);
-        std::mem::forget(TestTmpfs::on(below.clone(), MountFlags::empty(), MODE));
+        std::mem::forget(TestTmpfs::mount_on(below.clone(), MountFlags::empty(), MODE));
         let mut install = Command::new("install");
         assert!(install.args(["-m", "755", "/usr/bin/id"]).arg(&below).status().unwrap().success());
         fs::write(below.join("script"), "#!/bin/sh\necho executed\n").unwrap();
@@ -206,7 +206,7 @@ fn a_program_is_not_executed_on_a_file_system_below_the_source_that_denies_it() 
         rustix::mount::mount_remount(&below, flags, "").unwrap();
     }
     for options in ["allow_other", "allow_other,no_passthrough", "handles=off"] {
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         for program in ["id", "script"] {
             let denied = Command::new(place.path("mnt/denies").join(program)).output();
             let error = denied.map(|_| ()).map_err(|error| error.kind());
@@ -215,7 +215,7 @@ fn a_program_is_not_executed_on_a_file_system_below_the_source_that_denies_it() 
             assert!(permitted.unwrap().status.success(), "{program}, {options}");
         }
         assert!(fs::read(place.path("mnt/denies/script")).is_ok(), "it can be read");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
     for name in ["src/denies", "src/permits"] {
         rustix::mount::unmount(place.path(name), rustix::mount::UnmountFlags::DETACH).unwrap();

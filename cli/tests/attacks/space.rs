@@ -82,11 +82,11 @@ fn fill_beside_root(path: &Path) -> u64 {
 /// fill the file system through a mount.
 #[test]
 fn a_user_cannot_fill_the_blocks_that_are_reserved_for_root() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(_reserved) = ReservedExt4::mount(&place) else { return };
     for options in ["", ",no_passthrough", ",writeback", ",locks=filesystem"] {
         let options = format!("allow_other{options}");
-        place.ok(&["mount", "passthrough:src", "mnt", "--workers=1", "-o", &options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "--workers=1", "-o", &options]);
         let user = fill_beside_root(&place.path("mnt/user"));
         assert!((6 * MIB..18 * MIB).contains(&user), "{options}: {user} bytes");
         // Write-back by the kernel is not done for a certain user.
@@ -98,6 +98,6 @@ fn a_user_cannot_fill_the_blocks_that_are_reserved_for_root() {
         for name in ["user", "root"] {
             let _ = fs::remove_file(place.path("mnt").join(name));
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 
 use super::common::TestPlace;
-use super::users::{NOBODY, as_user, printed_for_nobody};
+use super::users::{NOBODY, as_user, print_for_nobody};
 
 /// Makes directories of `place` accessible and writable for every user.
 fn share(place: &TestPlace, mode: u32) {
@@ -20,11 +20,11 @@ fn share(place: &TestPlace, mode: u32) {
 /// file that it takes for new. In a race this worked without `negative_timeout`, too.
 #[test]
 fn creating_a_file_never_opens_the_file_of_another_user() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     share(&place, 0o777);
     for options in ["", ",no_passthrough", ",writeback"] {
         let options = format!("allow_other,negative_timeout=60{options}");
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", &options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", &options]);
         for name in ["secret", "own"] {
             let seen = as_user(NOBODY, &[], || fs::metadata(place.path("mnt").join(name)));
             assert_eq!(seen.unwrap_err().kind(), ErrorKind::NotFound);
@@ -44,9 +44,9 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
             open("own").unwrap();
             let left = if truncate { "" } else { "own" };
             let path = place.path("mnt/own");
-            assert_eq!(printed_for_nobody("cat", &[path.to_str().unwrap()]), left);
+            assert_eq!(print_for_nobody("cat", &[path.to_str().unwrap()]), left);
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         for name in ["secret", "own"] {
             fs::remove_file(place.path("src").join(name)).unwrap();
         }
@@ -58,9 +58,9 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
 /// root, then removed root's file.
 #[test]
 fn a_sticky_directory_protects_a_file_that_replaced_the_users_own() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     share(&place, 0o1777);
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
     let own =
         |name: &str, directory: bool| {
             let path = place.path("mnt").join(name);
@@ -98,16 +98,16 @@ fn a_sticky_directory_protects_a_file_that_replaced_the_users_own() {
     as_user(NOBODY, &[], || fs::remove_file(at("mover"))).unwrap();
     own("other", false);
     fs::rename(at("other"), at("unlink")).unwrap();
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }
 
 /// Root takes a user's program over by chown(1) in the source. The kernel still takes the user for
 /// the owner, and the daemon made the program a set-user-id program of root.
 #[test]
 fn a_former_owner_cannot_make_a_set_user_id_program() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     share(&place, 0o777);
-    place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
+    place.expect_success(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
     let program = place.path("mnt/program");
     let chmod = |mode| {
         as_user(NOBODY, &[], || fs::set_permissions(&program, fs::Permissions::from_mode(mode)))
@@ -120,5 +120,5 @@ fn a_former_owner_cannot_make_a_set_user_id_program() {
         assert_eq!(chmod(mode).unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
     assert_eq!(fs::metadata(place.path("src/program")).unwrap().mode() & 0o7777, 0o755);
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::common::{TestPlace, eventually, said};
+use super::common::{TestPlace, eventually, from_output};
 
 /// Clears the screen and starts a new line.
 const NAME: &str = "m\u{1b}[2J\r\nroot";
@@ -15,16 +15,16 @@ fn is_harmless(text: &str) -> bool {
 // The mounting user chooses the name of a mount point, and `defuse list` printed it unescaped.
 #[test]
 fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     fs::create_dir(place.path(NAME)).unwrap();
-    place.ok(&["mount", "memory:", NAME, "-o", &format!("fsname={NAME}")]);
-    let list = place.ok(&["list"]);
+    place.expect_success(&["mount", "memory:", NAME, "-o", &format!("fsname={NAME}")]);
+    let list = place.expect_success(&["list"]);
     let lines = list.lines().filter(|line| line.contains(r"m\u001b[2J\r\nroot")).count();
     let top = place.run(&["top", "--once"]);
     let stat = place.run(&["stat", NAME]);
     let twice = place.run(&["mount", "passthrough:missing\u{1b}[2J", NAME]);
     let missing = place.run(&["umount", "\u{1b}[31mnothing"]);
-    place.ok(&["umount", NAME]);
+    place.expect_success(&["umount", NAME]);
     assert_eq!(lines, 1, "{list}");
     assert!(is_harmless(&list), "{list:?}");
     for said in [top, stat, twice, missing] {
@@ -35,8 +35,8 @@ fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
 // A process chooses its own name, and `defuse trace` printed it unescaped.
 #[test]
 fn names_of_processes_reach_no_terminal_unescaped() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mount", "memory:", "mnt"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let program = place.path("p\u{1b}[2J");
     // Not copied by this process, which another test may fork meanwhile (ETXTBSY).
     assert!(Command::new("cp").arg("/bin/ls").arg(&program).status().unwrap().success());
@@ -48,8 +48,8 @@ fn names_of_processes_reach_no_terminal_unescaped() {
         assert!(Command::new(&program).arg(&mnt).status().unwrap().success());
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    let told = said(trace.wait_with_output().unwrap());
-    place.ok(&["umount", "mnt"]);
+    let told = from_output(trace.wait_with_output().unwrap());
+    place.expect_success(&["umount", "mnt"]);
     eventually("unmounted", || !place.is_mounted());
     if told.code != Some(0) {
         println!("not here: nothing can be traced here: {}", told.err);

@@ -27,7 +27,7 @@ pub fn as_user<T: Send>(id: u32, groups: &[u32], run: impl FnOnce() -> T + Send)
 }
 
 /// Runs `program` as [`NOBODY`], and returns its output.
-pub fn printed_for_nobody(program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
+pub fn print_for_nobody(program: impl AsRef<OsStr>, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/");
     // Another test that forks meanwhile may have inherited a descriptor that is open for writing.

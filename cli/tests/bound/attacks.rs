@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use crate::LoadStop;
-use crate::common::{PROGRAM, TestPlace, eventually, said};
+use crate::common::{PROGRAM, TestPlace, eventually, from_output};
 use crate::managed::{BoundManager, LIMIT};
 
 fn connect(managed: &BoundManager) -> OwnedFd {
@@ -118,31 +118,31 @@ struct HostileFileSystem {
 }
 
 impl HostileFileSystem {
-    fn lie(&self, attr: Attr) -> Attr {
+    fn falsify_attr(&self, attr: Attr) -> Attr {
         Attr { st_ino: self.st_ino, ..attr }
     }
 }
 
 impl FileSystem for HostileFileSystem {
-    delegate!(to inner, except lookup, getattr, attached);
+    delegate!(to inner, except lookup, getattr, attach);
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let entry = self.inner.lookup(cx, parent, name)?;
-        Ok(Entry { attr: self.lie(entry.attr), ..entry })
+        Ok(Entry { attr: self.falsify_attr(entry.attr), ..entry })
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
-        self.inner.getattr(cx, ino, fh).map(|attr| self.lie(attr))
+        self.inner.getattr(cx, ino, fh).map(|attr| self.falsify_attr(attr))
     }
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         self.told.lock().unwrap().push(notify);
     }
 }
 
 #[test]
 fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_client() {
-    if TestPlace::to_mount().is_none() {
+    if TestPlace::new_to_mount().is_none() {
         return;
     }
     let managed = BoundManager::new("", "bind = []");
@@ -204,7 +204,7 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
     drop(channel);
     managed.await_holder("manager");
     assert!(!mnt.join("one/a").exists());
-    managed.place.ok(&["umount", "mnt"]);
+    managed.place.expect_success(&["umount", "mnt"]);
 }
 
 #[test]
@@ -215,8 +215,8 @@ fn a_manager_of_another_user_is_not_told_of_the_device() {
     }
     let place = TestPlace::new();
     fs::set_permissions(place.path(""), PermissionsExt::from_mode(0o1777)).unwrap();
-    let program = place.for_all_users();
-    place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
+    let program = place.install_for_all_users();
+    place.expect_success(&["mkfs", "uhs", "image", "--size", "64M"]);
     fs::set_permissions(place.path("image"), PermissionsExt::from_mode(0o666)).unwrap();
     let (socket, image) = (place.path("socket"), place.path("image"));
     let config = format!(
@@ -230,7 +230,8 @@ fn a_manager_of_another_user_is_not_told_of_the_device() {
     eventually("a manager", || socket.exists());
     let bound = format!("/y=bound:{},device=/one", socket.display());
     let mut command = std::process::Command::new(PROGRAM);
-    let said = said(command.args(["run", "--mount", &bound, "--", "true"]).output().unwrap());
+    let said =
+        from_output(command.args(["run", "--mount", &bound, "--", "true"]).output().unwrap());
     manager.kill().unwrap();
     manager.wait().unwrap();
     assert!(said.err.contains("untrusted user 65534"), "{}", said.err);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{DefuseOutput, TestPlace, eventually, eventually_or, said};
+use crate::common::{DefuseOutput, TestPlace, eventually, eventually_or, from_output};
 
 /// The time after which an application that sends nothing is given up.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -22,16 +22,16 @@ pub struct BoundManager {
 impl BoundManager {
     pub fn new(top: &str, of_one: &str) -> BoundManager {
         let place = TestPlace::new();
-        place.ok(&["mkfs", "uhs", "one", "--size", "1G"]);
+        place.expect_success(&["mkfs", "uhs", "one", "--size", "1G"]);
         let one = place.path("one");
-        BoundManager::on(place, &one, top, of_one)
+        BoundManager::start_on(place, &one, top, of_one)
     }
 
     /// A manager whose device /one is `one`, which has a file system.
-    pub fn on(place: TestPlace, one: &Path, top: &str, of_one: &str) -> BoundManager {
+    pub fn start_on(place: TestPlace, one: &Path, top: &str, of_one: &str) -> BoundManager {
         let mut config = format!("socket = {:?}\n", place.path("socket"));
         config += &format!("answer-within = {}\n{top}\n", LIMIT.as_secs());
-        place.ok(&["mkfs", "uhs", "two", "--size", "1G"]);
+        place.expect_success(&["mkfs", "uhs", "two", "--size", "1G"]);
         for (name, device, more) in [("one", one, of_one), ("two", &place.path("two"), "")] {
             let source = format!("uhs:{}", device.display());
             config += &format!("[[device]]\npath = \"/{name}\"\nsource = {source:?}\n{more}\n");
@@ -90,7 +90,7 @@ impl BoundManager {
             let child = application.0.as_mut().unwrap();
             if child.try_wait().unwrap().is_some() {
                 let ended = application.0.take().unwrap().wait_with_output().unwrap();
-                panic!("{} {}", said(ended).err, self.log());
+                panic!("{} {}", from_output(ended).err, self.log());
             }
             let holder = self.holder();
             holder["pid"] == pid && holder["serving"] == true
@@ -108,7 +108,7 @@ impl BoundManager {
     /// Mounts the tree. Returns the mount point.
     pub fn mount(&self) -> PathBuf {
         let text = format!("shared:{}", self.place.path("socket").display());
-        self.place.ok(&["mount", &text, "mnt"]);
+        self.place.expect_success(&["mount", &text, "mnt"]);
         self.place.path("mnt")
     }
 
@@ -157,7 +157,7 @@ impl ApplicationRun {
     pub fn end(mut self) -> DefuseOutput {
         let mut child = self.0.take().unwrap();
         drop(child.stdin.take());
-        said(child.wait_with_output().unwrap())
+        from_output(child.wait_with_output().unwrap())
     }
 
     pub fn kill(self) {

@@ -61,7 +61,7 @@ impl ForeignServer {
         fs::create_dir_all("/run/sshd").unwrap();
         let mut sshd = place.command_of(Path::new(server), &["-D", "-e", "-f"]);
         let sshd = sshd.arg(place.path("sshd_config")).stderr(Stdio::null()).spawn().unwrap();
-        let foreign = ForeignServer::named(place, Some(sshd));
+        let foreign = ForeignServer::start_named(place, Some(sshd));
         eventually("sshd listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         let options = format!(
             "port={port},IdentityFile={},StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null",
@@ -76,10 +76,10 @@ impl ForeignServer {
 
     fn mounted(place: &TestPlace, server: Option<Child>) -> ForeignServer {
         eventually("mounted", || place.is_mounted());
-        ForeignServer::named(place, server)
+        ForeignServer::start_named(place, server)
     }
 
-    fn named(place: &TestPlace, server: Option<Child>) -> ForeignServer {
+    fn start_named(place: &TestPlace, server: Option<Child>) -> ForeignServer {
         ForeignServer { mountpoint: place.path("mnt").to_str().unwrap().to_owned(), server }
     }
 }

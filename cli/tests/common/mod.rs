@@ -46,7 +46,7 @@ pub struct TestTmpfs(PathBuf);
 
 impl TestTmpfs {
     /// Mounts it on `path`, which is created if it does not exist.
-    pub fn on(path: PathBuf, flags: MountFlags, options: &CStr) -> TestTmpfs {
+    pub fn mount_on(path: PathBuf, flags: MountFlags, options: &CStr) -> TestTmpfs {
         fs::create_dir_all(&path).unwrap();
         mount("tmpfs", &path, "tmpfs", flags, options).unwrap();
         TestTmpfs(path)
@@ -72,7 +72,7 @@ pub struct DefuseOutput {
 
 impl TestPlace {
     /// Creates a place; prints the reason and returns `None` if nothing can be mounted.
-    pub fn to_mount() -> Option<TestPlace> {
+    pub fn new_to_mount() -> Option<TestPlace> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: only root may mount");
             return None;
@@ -111,18 +111,18 @@ impl TestPlace {
 
     /// Runs the program to its end.
     pub fn run(&self, arguments: &[&str]) -> DefuseOutput {
-        said(self.command(arguments).output().unwrap())
+        from_output(self.command(arguments).output().unwrap())
     }
 
     /// Runs the program, which must succeed. Returns its output.
-    pub fn ok(&self, arguments: &[&str]) -> String {
+    pub fn expect_success(&self, arguments: &[&str]) -> String {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
         said.out
     }
 
     /// Runs the program, which must fail with `code` and print `text`.
-    pub fn fails(&self, code: i32, arguments: &[&str], text: &str) {
+    pub fn expect_failure(&self, code: i32, arguments: &[&str], text: &str) {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(code), "{arguments:?}: {}", said.err);
         assert!(said.err.contains(text), "{arguments:?}: {}", said.err);
@@ -141,7 +141,7 @@ impl TestPlace {
     /// The mounts of this place's registry.
     pub fn list(&self) -> Vec<serde_json::Value> {
         let all: Vec<serde_json::Value> =
-            serde_json::from_str(&self.ok(&["list", "--json"])).unwrap();
+            serde_json::from_str(&self.expect_success(&["list", "--json"])).unwrap();
         let here = self.dir.path().canonicalize().unwrap();
         let is_here = |row: &serde_json::Value| {
             row["mountpoint"].as_str().is_some_and(|path| Path::new(path).starts_with(&here))
@@ -156,7 +156,7 @@ impl TestPlace {
     }
 
     /// Installs the program where all users may run it. They may not reach the build directory.
-    pub fn for_all_users(&self) -> PathBuf {
+    pub fn install_for_all_users(&self) -> PathBuf {
         let program = self.path("defuse");
         // Not copied by this process: another test that forks meanwhile would inherit the copy open
         // for writing, and executing it would fail (ETXTBSY).
@@ -174,7 +174,7 @@ impl TestPlace {
             return None;
         }
         let copy = self.path(LIBRARY);
-        fs::copy(built_library(), &copy).unwrap();
+        fs::copy(find_built_library(), &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(self.path(""), fs::Permissions::from_mode(0o755)).unwrap();
         Some(copy)
@@ -206,14 +206,14 @@ impl Drop for TestPlace {
 const LIBRARY: &str = "libdefuse_preload.so";
 
 /// The library of `defuse run` that was built with the program, for a copy of the program.
-pub fn built_library() -> PathBuf {
+pub fn find_built_library() -> PathBuf {
     let folder = Path::new(PROGRAM).parent().unwrap();
     // A build of tests leaves it in `deps` alone.
     let mut places = [folder.join("deps").join(LIBRARY), folder.join(LIBRARY)].into_iter();
     places.find(|library| library.exists()).unwrap()
 }
 
-pub fn said(output: Output) -> DefuseOutput {
+pub fn from_output(output: Output) -> DefuseOutput {
     DefuseOutput {
         code: output.status.code(),
         out: String::from_utf8(output.stdout).unwrap(),

@@ -36,7 +36,7 @@ impl TestTerminal {
     }
 
     /// Reads until `text` is shown.
-    pub fn shows(&mut self, text: &str) {
+    pub fn wait_for_text(&mut self, text: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.shown.contains(text) {
             assert!(Instant::now() < deadline, "{text:?} is not in {:.2000?}", self.shown);

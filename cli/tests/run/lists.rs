@@ -1,7 +1,7 @@
 //! Default ACLs, and copies between mounts.
 
 use super::common::TestPlace;
-use super::{finish, is_there, on_passthrough, same, same_with};
+use super::{compare, compare_with, finish, is_there, run_on_passthrough};
 
 /// Programs with different umasks that create files, directories, fifos and unnamed files, while
 /// other threads do the same and fork. The default ACL replaces the umask.
@@ -53,10 +53,10 @@ for name, value in lists.items():
 #[test]
 fn a_default_acl_replaces_the_umask_in_a_run() {
     let script = format!("python3 -c '{SCRIPT}'");
-    on_passthrough("lists", &["python3"], &script);
-    same("lists", &["python3"], "memory:", &script);
+    run_on_passthrough("lists", &["python3"], &script);
+    compare("lists", &["python3"], "memory:", &script);
     let dispatch = ["--dispatch"];
-    same_with(&dispatch, "lists", &["python3"], "passthrough:SRC,backing=off", &script);
+    compare_with(&dispatch, "lists", &["python3"], "passthrough:SRC,backing=off", &script);
 }
 
 /// The kernel copies between two mounts of one kind. A run refused to, if it serves one of them.

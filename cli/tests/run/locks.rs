@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{same, same_with};
+use super::{compare, compare_with};
 
 /// The kinds of mount, and the options of the run.
 const MOUNTS: [(&str, &[&str]); 5] = [
@@ -15,9 +15,9 @@ const MOUNTS: [(&str, &[&str]); 5] = [
     ("memory:", &[]),
 ];
 
-fn on_every_mount(name: &str, needs: &[&str], script: &str) {
+fn run_on_every_mount(name: &str, needs: &[&str], script: &str) {
     for (mount, options) in MOUNTS {
-        same_with(options, name, needs, mount, script);
+        compare_with(options, name, needs, mount, script);
     }
 }
 
@@ -25,7 +25,7 @@ fn on_every_mount(name: &str, needs: &[&str], script: &str) {
 /// than its predecessor: two jobs that exclude each other by flock(1) ran at the same time.
 #[test]
 fn a_lock_holds_as_long_as_some_process_has_the_open_file() {
-    super::same_c("locks", include_str!("locks.c"), on_every_mount);
+    super::compare_c("locks", include_str!("locks.c"), run_on_every_mount);
     let script = r#"
         exec 9>l; flock 9; flock -n l echo taken || echo held
         (flock -n 9 && echo mine); flock -n l echo taken || echo held
@@ -38,8 +38,13 @@ fn a_lock_holds_as_long_as_some_process_has_the_open_file() {
         i=0; (for j in 1 2 3 4; do (for k in 1 2 3 4 5; do
             (flock 5; n=$(cat c 2>/dev/null || echo 0); echo $((n + 1)) > c) 5>lock; done) & done; wait); cat c
     "#;
-    on_every_mount("flock", &["flock", "bash"], script);
-    same("flock of a directory", &["flock"], "passthrough:SRC,ro,backing=off", "flock . echo ok");
+    run_on_every_mount("flock", &["flock", "bash"], script);
+    compare(
+        "flock of a directory",
+        &["flock"],
+        "passthrough:SRC,ro,backing=off",
+        "flock . echo ok",
+    );
 }
 
 /// A served passthrough kept no locks itself, and each process of the run kept its own.
@@ -48,14 +53,14 @@ fn processes_of_a_served_directory_exclude_each_other() {
     let script =
         "exec 9>l; flock 9; flock -n l echo taken || echo held; exec 9>&-; flock -n l echo free";
     let options = ["--fork", "server"];
-    same_with(&options, "flock", &["flock"], "passthrough:SRC", script);
+    compare_with(&options, "flock", &["flock"], "passthrough:SRC", script);
 }
 
 /// A child kept the locks of its parent after the parent's end. A child forked while its parent
 /// waited for a lock hung: it waited for a thread or a mutex of its parent.
 #[test]
 fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
-    super::same_c("records", include_str!("records.c"), on_every_mount);
+    super::compare_c("records", include_str!("records.c"), run_on_every_mount);
 }
 
 /// For a second, a program of a served directory saw what its child had replaced or removed: `[ -e f ]; rm f; [ -e f ]` in a
@@ -69,14 +74,14 @@ fn a_program_sees_the_changes_of_its_children_at_once() {
             [ -s f ] || echo "replaced and empty"; mkdir d; [ -d d ]; rmdir d; [ -d d ] && echo "no directory"
         done; echo end
     "#;
-    on_every_mount("changes", &["bash"], script);
+    run_on_every_mount("changes", &["bash"], script);
 }
 
 /// A directory within a path may hold for a second, but not after a change by another program of the run.
 #[test]
 fn a_program_sees_at_once_what_others_of_the_run_do_to_directories() {
     let script = format!("{MAKE_LOOK}\npython3 look.py .");
-    on_every_mount("directories", &["python3"], &script);
+    run_on_every_mount("directories", &["python3"], &script);
 }
 
 /// Programs of a run may change the directory below a passthrough by its own path.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{TestPlace, finish, is_there, on_passthrough, same_c, same_with};
+use super::{TestPlace, compare_c, compare_with, finish, is_there, run_on_passthrough};
 
 /// A program in a run created a ring, and the operations of the ring affected the directory in
 /// which the run was started, because the kernel does not know the mount. The program tries every
@@ -10,7 +10,7 @@ use super::{TestPlace, finish, is_there, on_passthrough, same_c, same_with};
 /// itself.
 #[test]
 fn a_ring_opens_and_makes_nothing_outside_of_the_mount() {
-    same_c("rings", include_str!("rings.c"), |_, _, program| {
+    compare_c("rings", include_str!("rings.c"), |_, _, program| {
         let place = TestPlace::new();
         let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
         let here = || fs::read_dir(place.path("")).unwrap().count();
@@ -49,8 +49,8 @@ fn a_runtime_that_prefers_rings_falls_back_to_system_calls() {
                 console.log(await fs.readdir("d"), (await fs.lstat("d/w")).size);
             })();'
     "#;
-    on_passthrough("node", &["node"], script);
-    same_with(&[], "node", &["node"], "memory:", script);
+    run_on_passthrough("node", &["node"], script);
+    compare_with(&[], "node", &["node"], "memory:", script);
 }
 
 /// A ring reads and writes the file directly, at the kernel's speed.

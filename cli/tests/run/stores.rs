@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
-use super::{TestPlace, finish, same, same_c, same_compiled, same_with};
+use super::{TestPlace, compare, compare_c, compare_compiled, compare_with, finish};
 
 /// The ways of `stores.c` that a process without children can go, with the ends that they have.
 const ALONE: [(&str, &str); 11] = [
@@ -24,9 +24,9 @@ const ALONE: [(&str, &str); 11] = [
 /// `--fork deny` msync(2) took a short write for all.
 #[test]
 fn stores_that_find_no_space_end_their_program_or_fail_a_call() {
-    same_compiled(&[], "stores", include_str!("stores.c"), |_, _, program| {
+    compare_compiled(&[], "stores", include_str!("stores.c"), |_, _, program| {
         let place = TestPlace::new();
-        place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
+        place.expect_success(&["mkfs", "uhs", "image", "--size", "64M"]);
         let image = format!("uhs:{}", place.path("image").display());
         for source in ["memory:,size=4M", &image] {
             let mount = format!("/defuse-test={source}");
@@ -58,14 +58,14 @@ fn stores_that_find_no_space_end_their_program_or_fail_a_call() {
 /// had a copy of its own. A mapping beyond the end of a file was memory of the server.
 #[test]
 fn private_mappings_are_of_the_file_and_no_mapping_goes_beyond_its_end() {
-    same_c("private", include_str!("private.c"), |name, needs, script| {
-        same(name, needs, "passthrough:SRC", script);
-        same(name, needs, "passthrough:SRC,backing=off", script);
-        same(name, needs, "memory:", script);
-        same_with(&["--fork", "server"], name, needs, "passthrough:SRC", script);
+    compare_c("private", include_str!("private.c"), |name, needs, script| {
+        compare(name, needs, "passthrough:SRC", script);
+        compare(name, needs, "passthrough:SRC,backing=off", script);
+        compare(name, needs, "memory:", script);
+        compare_with(&["--fork", "server"], name, needs, "passthrough:SRC", script);
     });
     // A process alone has a copy, which knows the bytes of the file, but no later ones.
-    same_compiled(&[], "private", include_str!("private.c"), |_, _, program| {
+    compare_compiled(&[], "private", include_str!("private.c"), |_, _, program| {
         let place = TestPlace::new();
         let native = finish(place.command_of(program.as_ref(), &["alone"])).out;
         assert!(native.starts_with("stored o") && native.ends_with("f B\n"), "{native}");

@@ -1,16 +1,16 @@
 //! Shared mappings of a file in several processes.
 
-use super::{finish, same, same_c, same_compiled, same_with};
+use super::{compare, compare_c, compare_compiled, compare_with, finish};
 
 /// Each process had a copy, and the last write-back replaced the others: of 400 records of four
 /// writers, a database kept 3 (`backing=off`), and all writers exited with code 0.
 #[test]
 fn data_written_by_several_processes_through_mappings_is_in_the_file() {
-    same_c("writers", include_str!("writers.c"), |name, needs, script| {
-        same(name, needs, "passthrough:SRC", script);
-        same(name, needs, "passthrough:SRC,backing=off", script);
-        same(name, needs, "memory:", script);
-        same_with(&["--fork", "reopen"], name, needs, "passthrough:SRC,backing=off", script);
+    compare_c("writers", include_str!("writers.c"), |name, needs, script| {
+        compare(name, needs, "passthrough:SRC", script);
+        compare(name, needs, "passthrough:SRC,backing=off", script);
+        compare(name, needs, "memory:", script);
+        compare_with(&["--fork", "reopen"], name, needs, "passthrough:SRC,backing=off", script);
     });
     let script = "
         mkdir db; mdb_load -T db < /dev/null
@@ -18,16 +18,16 @@ fn data_written_by_several_processes_through_mappings_is_in_the_file() {
             (for j in $(seq 100); do echo k$i-$j; echo v$j; done) | mdb_load -T db &
         done; wait; mdb_stat db | grep Entries; rm -r db";
     for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
-        same("lmdb", &["mdb_load"], mount, script);
+        compare("lmdb", &["mdb_load"], mount, script);
     }
     let options = ["--fork", "reopen"];
-    same_with(&options, "lmdb", &["mdb_load"], "passthrough:SRC,backing=off", script);
+    compare_with(&options, "lmdb", &["mdb_load"], "passthrough:SRC,backing=off", script);
 }
 
 /// A file system of which each process has its own instance cannot share a mapping, and refuses it.
 #[test]
 fn a_shared_mapping_that_would_be_a_copy_is_refused() {
-    same_compiled(&[], "mapping", MAPS, |_, _, program| {
+    compare_compiled(&[], "mapping", MAPS, |_, _, program| {
         let place = super::TestPlace::new();
         let run = |options: &[&str]| {
             let mut run = place.command(&["run", "-C", "/defuse-test"]);

@@ -87,18 +87,18 @@ fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
     let (mnt, at) = (place.path("mnt"), place.path("mnt/file"));
     let found = |options: &str, way: SyncMethod| {
         // The daemon makes nothing durable by itself.
-        place.ok(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0{options}")]);
+        place.expect_success(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0{options}")]);
         let daemon = place.pid();
         way(&mnt, &at);
         // After umount(2) it may have ended.
         let _ = kill_process(daemon, Signal::KILL);
         if place.is_mounted() {
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         let found = fs::read(&at).ok();
         let _ = fs::remove_file(&at);
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         found.is_some_and(|found| found == TEXT)
     };
     let plain: SyncMethod = |_, at| drop(write(at));
@@ -130,7 +130,7 @@ fn names_and_attributes_are_durable_on_a_mount_that_is_synchronous() {
     let Some(place) = with_image() else { return };
     let at = |name: &str| place.path("mnt").join(name);
     for (options, modes_too) in [("dirsync", false), ("sync", true)] {
-        place.ok(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0,{options}")]);
+        place.expect_success(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0,{options}")]);
         fs::set_permissions(place.path("mnt"), fs::Permissions::from_mode(0o711)).unwrap();
         for name in ["moved", "removed", "linked"] {
             fs::write(at(name), TEXT).unwrap();
@@ -144,8 +144,8 @@ fn names_and_attributes_are_durable_on_a_mount_that_is_synchronous() {
             fs::set_permissions(at("dir"), fs::Permissions::from_mode(0o701)).unwrap();
         }
         place.signal(Signal::KILL);
-        place.ok(&["umount", "mnt"]);
-        place.ok(&["mount", "uhs:img", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
+        place.expect_success(&["mount", "uhs:img", "mnt"]);
         for name in ["dir/moved", "dir/linked", "linked"] {
             assert!(at(name).exists(), "{name} with {options}");
         }
@@ -156,7 +156,7 @@ fn names_and_attributes_are_durable_on_a_mount_that_is_synchronous() {
         for name in ["linked", "link"] {
             fs::remove_file(at(name)).unwrap();
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -175,7 +175,7 @@ fn a_mount_that_sync_does_not_reach_says_so() {
     } else {
         assert!(said.err.contains("sync(1) and syncfs(2) make nothing durable"), "{}", said.err);
     }
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     for (source, options, wanted) in [
         ("uhs:img", "no_syncfs", "fuse.defuse"),
         ("uhs:img", "ro", "fuse.defuse"),
@@ -183,7 +183,7 @@ fn a_mount_that_sync_does_not_reach_says_so() {
     ] {
         let said = place.run(&["mount", source, "mnt", "-o", options]);
         assert_eq!((said.err.as_str(), kind().as_str()), ("", wanted), "{source} {options}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -208,7 +208,7 @@ type End = fn(&TestPlace, &mut Child);
 
 /// The ends of a mount.
 const ENDS: [(&str, End); 5] = [
-    ("defuse umount", |place, _| drop(place.ok(&["umount", "mnt"]))),
+    ("defuse umount", |place, _| drop(place.expect_success(&["umount", "mnt"]))),
     ("umount(8)", |place, _| {
         assert!(Command::new("umount").arg(place.path("mnt")).status().unwrap().success());
     }),
@@ -218,7 +218,7 @@ const ENDS: [(&str, End); 5] = [
         let asks: Vec<_> = (0..8)
             .map(|_| place.command(&["stat", "mnt"]).stdout(Stdio::null()).spawn().unwrap())
             .collect();
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         asks.into_iter().for_each(|mut ask| drop(ask.wait()));
     }),
 ];
@@ -239,11 +239,11 @@ fn snapshot(place: &TestPlace) -> u64 {
 #[test]
 fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
     let Some(place) = with_image() else { return };
-    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.expect_success(&["mount", "uhs:img", "mnt"]);
     (0..1500).for_each(|n| drop(File::create(place.path("mnt").join(n.to_string())).unwrap()));
-    place.ok(&["umount", "mnt"]);
+    place.expect_success(&["umount", "mnt"]);
     let read = || {
-        let shown = place.ok(&["stat", "mnt", "--json"]);
+        let shown = place.expect_success(&["stat", "mnt", "--json"]);
         let shown: defuse_probe::StatsSnapshot = serde_json::from_str(&shown).unwrap();
         assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 1500);
         shown.figure("device_read").unwrap().value
@@ -257,11 +257,11 @@ fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
             assert!(child.wait().unwrap().success(), "{name}");
             assert_ne!(snapshot(&place), 0, "after {name} with {options}");
             // A killed daemon leaves none.
-            place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
+            place.expect_success(&["mount", "uhs:img", "mnt", "-o", options]);
             place.signal(Signal::KILL);
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
             assert_eq!(snapshot(&place), 0);
-            place.ok(&["mount", "uhs:img", "mnt"]);
+            place.expect_success(&["mount", "uhs:img", "mnt"]);
             let by_scan = read();
             assert!(4 * by_snapshot < by_scan, "{name}: {by_snapshot} of {by_scan} bytes");
             end(&place, &mut child);
@@ -281,7 +281,7 @@ fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
             "ls /x & ls /x; wait",
         ],
     ] {
-        place.ok(arguments);
+        place.expect_success(arguments);
         assert_ne!(snapshot(&place), 0, "{arguments:?}");
     }
     for program in ["serve", "manager"] {
@@ -296,7 +296,7 @@ fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
         let mut child = child.stderr(Stdio::null()).spawn().unwrap();
         eventually("served", || socket.exists());
         let dir = if program == "serve" { "/x" } else { "/x/disk" };
-        let out = place.ok(&["run", "--mount", "/x=socket:socket", "--", "ls", dir]);
+        let out = place.expect_success(&["run", "--mount", "/x=socket:socket", "--", "ls", dir]);
         assert_eq!(out.lines().count(), 1500);
         kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
         assert!(child.wait().unwrap().success(), "{program}");

@@ -90,7 +90,7 @@ fn run_other_process(socket: &Path, device: &Path) -> CostResult<()> {
     Ok(())
 }
 
-fn best(best: &mut OperationTimes, times: OperationTimes) {
+fn keep_best(best: &mut OperationTimes, times: OperationTimes) {
     best.iter_mut().zip(times).for_each(|(best, time)| *best = best.min(time));
 }
 
@@ -118,7 +118,7 @@ fn main() -> CostResult<()> {
     };
     let [mut of_manager, mut through, mut here] = [[f64::MAX; NAMES.len()]; 3];
     for _ in 0..ROUNDS {
-        best(&mut of_manager, ask()?);
+        keep_best(&mut of_manager, ask()?);
     }
     let frontend = FrontendProperties {
         threads: CallingThreads::Application,
@@ -129,8 +129,8 @@ fn main() -> CostResult<()> {
     let file = open(&bound, Path::new("/"))?;
     measure(&bound, file)?;
     for _ in 0..ROUNDS {
-        best(&mut here, measure(&bound, file)?);
-        best(&mut through, ask()?);
+        keep_best(&mut here, measure(&bound, file)?);
+        keep_best(&mut through, ask()?);
     }
     println!("best of {ROUNDS} rounds of {COUNT} operations, in nanoseconds");
     println!(

@@ -235,14 +235,14 @@ impl CompanionShared {
         let (socket, device) = &self.place;
         let fs = lock(&self.fs)
             .clone()
-            .ok_or_else(|| SourceOpenError::failed("the device is closed"))?;
+            .ok_or_else(|| SourceOpenError::from_error("the device is closed"))?;
         let channel = connect(socket)?;
         channel
             .send_request(&ApplicationMessage::Keep(device.clone()))
-            .map_err(SourceOpenError::failed)?;
+            .map_err(SourceOpenError::from_error)?;
         let grant = wait_for_grant(&channel, socket, device)?;
-        let service =
-            ManagerService::start(&channel, grant.socket, fs).map_err(SourceOpenError::failed)?;
+        let service = ManagerService::start(&channel, grant.socket, fs)
+            .map_err(SourceOpenError::from_error)?;
         Ok((channel, service))
     }
 
@@ -316,7 +316,7 @@ pub(crate) fn connect(
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(failed)?;
     rustix::net::connect(&socket, &address).map_err(failed)?;
-    let uid = defuse_remote::user_of_server(&socket).map_err(SourceOpenError::failed)?;
+    let uid = defuse_remote::user_of_server(&socket).map_err(SourceOpenError::from_error)?;
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
         return Err(SourceOpenError::Failed(format!(
             "{shown} is served by the untrusted user {uid}, who would see everything on the device: bind devices of \

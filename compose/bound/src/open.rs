@@ -81,7 +81,7 @@ impl BoundDevice {
         frontend: FrontendProperties,
     ) -> SourceResult<BoundDevice> {
         let channel = connect(socket)?;
-        let failed = |errno| asking(socket, device, errno);
+        let failed = |errno| request_error(socket, device, errno);
         channel.send_request(&ApplicationMessage::Take(device.to_owned())).map_err(failed)?;
         let DeviceGrant { source, options, socket: serves } =
             wait_for_grant(&channel, socket, device)?;
@@ -130,7 +130,7 @@ impl std::fmt::Debug for BoundDevice {
     }
 }
 
-fn asking(socket: &Path, device: &str, errno: Errno) -> SourceOpenError {
+fn request_error(socket: &Path, device: &str, errno: Errno) -> SourceOpenError {
     let shown = socket.display();
     SourceOpenError::Failed(format!(
         "{device} of the manager at {shown}: asking for it: {errno}; is {shown} the socket of `defuse manager`, and \
@@ -164,9 +164,9 @@ pub(crate) fn wait_for_grant(
                 SourceOpenError::Failed(text)
             })
         }
-        Ok(Some(_)) => Err(asking(socket, device, Errno::EPROTO)),
-        Ok(None) => Err(asking(socket, device, Errno::ETIMEDOUT)),
-        Err(errno) => Err(asking(socket, device, errno)),
+        Ok(Some(_)) => Err(request_error(socket, device, Errno::EPROTO)),
+        Ok(None) => Err(request_error(socket, device, Errno::ETIMEDOUT)),
+        Err(errno) => Err(request_error(socket, device, errno)),
     }
 }
 

@@ -87,7 +87,7 @@ impl ConnectionLedger {
             None => any(&mine),
         };
         drop((mine, family));
-        self.usage.unlocked(holder.key);
+        self.usage.record_unlock(holder.key);
         let Some(fh) = handle.filter(|_| had) else { return false };
         drop_locks(fs, File { ino, fh }, kind, self.owner(owner));
         true

@@ -14,7 +14,7 @@ fn open(ledger: &ConnectionLedger, file: File) -> File {
     File { ino: file.ino, fh: ledger.record_open(file, false, OpenFlags(OpenFlags::RDWR)) }
 }
 
-fn closed(ledger: &ConnectionLedger, file: File) -> Option<bool> {
+fn close(ledger: &ConnectionLedger, file: File) -> Option<bool> {
     ledger.record_close(file).map(|closed| closed.release)
 }
 
@@ -22,7 +22,7 @@ fn is_open(ledger: &ConnectionLedger, file: File) -> bool {
     ledger.handle(file).is_ok()
 }
 
-fn taken(kind: LockKind, owner: LockOwner) -> LockRequest {
+fn make_request(kind: LockKind, owner: LockOwner) -> LockRequest {
     let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };
     LockRequest { kind, owner, lock, wait: false }
 }
@@ -30,8 +30,8 @@ fn taken(kind: LockKind, owner: LockOwner) -> LockRequest {
 #[test]
 fn nobody_gives_back_what_they_do_not_hold() {
     let ledger = ConnectionLedger::default();
-    ledger.looked_up(Ino(5));
-    ledger.looked_up(Ino(5));
+    ledger.count_lookup(Ino(5));
+    ledger.count_lookup(Ino(5));
     assert!(ledger.holds(Ino(5)) && ledger.holds(Ino::ROOT) && !ledger.holds(Ino(6)));
     assert_eq!((ledger.remove_lookups(Ino(6), 9), ledger.remove_lookups(Ino(5), 9)), (0, 2));
     assert!(!ledger.holds(Ino(5)));
@@ -42,26 +42,26 @@ fn two_opens_with_one_handle_are_two_open_files() {
     let ledger = ConnectionLedger::default();
     let (one, other) = (open(&ledger, FILE), open(&ledger, FILE));
     assert!(one != other && ledger.handle(one) == Ok(FILE.fh));
-    assert_eq!((closed(&ledger, one), closed(&ledger, one)), (Some(true), None));
-    assert!(is_open(&ledger, other) && closed(&ledger, other) == Some(true));
+    assert_eq!((close(&ledger, one), close(&ledger, one)), (Some(true), None));
+    assert!(is_open(&ledger, other) && close(&ledger, other) == Some(true));
 }
 
 #[test]
 fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
     let parent = ConnectionLedger::default();
-    parent.looked_up(Ino(5));
+    parent.count_lookup(Ino(5));
     let shared = open(&parent, FILE);
     let child = parent.copy().unwrap();
     // Later objects belong to one of them alone.
-    parent.looked_up(Ino(5));
+    parent.count_lookup(Ino(5));
     let own = open(&parent, FILE);
-    child.looked_up(Ino(6));
+    child.count_lookup(Ino(6));
     assert!(!parent.holds(Ino(6)) && !is_open(&child, own));
     assert_eq!((child.remove_lookups(Ino(6), 1), child.remove_lookups(Ino(5), 1)), (1, 0));
     assert!(child.holds(Ino(5)), "it has the file open");
-    assert_eq!((closed(&child, shared), closed(&child, shared)), (Some(false), None));
+    assert_eq!((close(&child, shared), close(&child, shared)), (Some(false), None));
     assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
-    assert_eq!((closed(&parent, shared), closed(&parent, own)), (Some(true), Some(true)));
+    assert_eq!((close(&parent, shared), close(&parent, own)), (Some(true), Some(true)));
     assert_eq!(parent.remove_lookups(Ino(5), 9), 2);
 }
 
@@ -75,7 +75,7 @@ fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
     let file = open(&ledger, FILE);
     let copy = ledger.copy().unwrap();
     assert!(copy.holds(Ino(5)), "by its open file");
-    assert_eq!((closed(&copy, file), closed(&ledger, file)), (Some(false), Some(true)));
+    assert_eq!((close(&copy, file), close(&ledger, file)), (Some(false), Some(true)));
     assert!(ledger.holds(Ino(5)) && !copy.holds(Ino(5)));
 }
 
@@ -83,17 +83,17 @@ fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
 fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_with_it() {
     let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
-    let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
-    parent.locks(file, &taken(LockKind::Flock, open_file));
-    parent.locks(file, &taken(LockKind::Posix, process));
+    let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
+    parent.locks(file, &make_request(LockKind::Flock, open_file));
+    parent.locks(file, &make_request(LockKind::Posix, process));
     let child = parent.copy().unwrap();
     // Taken by the child, it is a lock of the open file that its parent has, too.
-    child.locks(file, &taken(LockKind::Posix, open_file));
-    assert!(parent.flushed(file, process));
-    assert!(!child.flushed(file, open_file));
+    child.locks(file, &make_request(LockKind::Posix, open_file));
+    assert!(parent.release_flushed(file, process));
+    assert!(!child.release_flushed(file, open_file));
     let kept = CloseOutcome { handle: FILE.fh, release: false, locks: Vec::new() };
     assert_eq!(child.record_close(file), Some(kept));
-    assert!(parent.flushed(file, open_file));
+    assert!(parent.release_flushed(file, open_file));
     let locks = vec![(LockKind::Flock, open_file)];
     assert_eq!(
         parent.record_close(file),
@@ -108,8 +108,10 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
     let child = parent.copy().unwrap();
-    child.locks(file, &taken(LockKind::Flock, LockOwner(7)));
-    assert!(!child.flushed(file, LockOwner(7)) && parent.flushed(file, LockOwner(7)));
+    child.locks(file, &make_request(LockKind::Flock, LockOwner(7)));
+    assert!(
+        !child.release_flushed(file, LockOwner(7)) && parent.release_flushed(file, LockOwner(7))
+    );
     assert!(parent.takes_flock(file, LockOwner(7)));
     let nothing = |release| Some(CloseOutcome { handle: FILE.fh, release, locks: Vec::new() });
     assert_eq!(
@@ -123,7 +125,7 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
 #[test]
 fn owners_of_locks_of_two_clients_are_never_the_same() {
     let (one, other) = (ConnectionLedger::default(), ConnectionLedger::default());
-    let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
+    let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
     assert_ne!(one.owner(open_file), other.owner(open_file));
     assert_eq!(one.owner(open_file), one.copy().unwrap().owner(open_file));
     assert!(one.owner(process).is_process() && !one.owner(open_file).is_process());
@@ -133,12 +135,12 @@ fn owners_of_locks_of_two_clients_are_never_the_same() {
 fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     let before = Arc::new(ConnectionLedger::default());
     for ino in [5, 6] {
-        before.looked_up(Ino(ino));
+        before.count_lookup(Ino(ino));
     }
     let file = open(&before, FILE);
-    let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
-    before.locks(file, &taken(LockKind::Flock, open_file));
-    before.locks(file, &taken(LockKind::Posix, process));
+    let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
+    before.locks(file, &make_request(LockKind::Flock, open_file));
+    before.locks(file, &make_request(LockKind::Posix, process));
     let heir = before.prepare_exec(account());
     let mode = AccessMode::Read;
     let legacy = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
@@ -153,10 +155,10 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     );
     assert!(heir.holds(file.ino) && is_open(&heir, file) && !heir.holds(Ino(6)));
     // The program before ends: the objects of the next one stay, with their locks.
-    assert_eq!(closed(&before, file), Some(false));
-    assert!(!before.flushed(file, process));
+    assert_eq!(close(&before, file), Some(false));
+    assert!(!before.release_flushed(file, process));
     assert_eq!((before.remove_lookups(file.ino, 1), before.remove_lookups(Ino(6), 1)), (0, 1));
-    assert!(heir.flushed(file, process));
+    assert!(heir.release_flushed(file, process));
     let locks = vec![(LockKind::Flock, open_file)];
     assert_eq!(
         heir.record_close(file),
@@ -170,7 +172,7 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
 #[test]
 fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     let before = Arc::new(ConnectionLedger::default());
-    before.looked_up(FILE.ino);
+    before.count_lookup(FILE.ino);
     let fh = before.record_open(FILE, false, OpenFlags(0));
     let heir = before.prepare_exec(account());
     let mode = AccessMode::ReadWrite;
@@ -184,7 +186,7 @@ fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
 #[test]
 fn many_programs_one_after_the_other_leave_nothing_behind() {
     let mut now = Arc::new(ConnectionLedger::default());
-    now.looked_up(FILE.ino);
+    now.count_lookup(FILE.ino);
     let fh = now.record_open(FILE, false, OpenFlags(0));
     let legacy = InheritedInode {
         ino: FILE.ino,
@@ -194,7 +196,7 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
     };
     for round in 0..1000 {
         let other = File { ino: Ino(16 + round), fh: Fh(1) };
-        now.looked_up(other.ino);
+        now.count_lookup(other.ino);
         now.record_open(other, false, OpenFlags(0));
         let heir = now.prepare_exec(account());
         heir.take_over(&legacy).unwrap();

@@ -13,7 +13,7 @@ pub(super) fn pages(range: &Range<u64>) -> Range<u64> {
 }
 
 /// The part that comes first.
-pub(super) fn first(one: Option<Range<u64>>, other: Option<Range<u64>>) -> Option<Range<u64>> {
+pub(super) fn first_part(one: Option<Range<u64>>, other: Option<Range<u64>>) -> Option<Range<u64>> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if one.start <= other.start { one } else { other }),
         (one, other) => one.or(other),

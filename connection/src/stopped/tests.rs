@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::layer::LockingLayer;
 use defuse_fs::*;
 
-use super::{ProcessStatus, named};
+use super::{ProcessStatus, describe_file};
 use crate::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 
 /// A root with the file `held`.
@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(9);
 
 fn attr(ino: Ino) -> Attr {
     let kind = if ino == Ino::ROOT { FileKind::Directory } else { FileKind::Regular };
-    Attr::of_new(ino, &NewNode::new(kind, 0o777, Caller { uid: 7, gid: 7, pid: 0 }))
+    Attr::for_new(ino, &NewNode::new(kind, 0o777, Caller { uid: 7, gid: 7, pid: 0 }))
 }
 
 impl FileSystem for HeldFileSystem {
@@ -66,7 +66,7 @@ impl StoppedScene {
     fn new(processes: &[(u32, bool)]) -> StoppedScene {
         let one = Arc::new(HeldFileSystem::default());
         let fs: DynFileSystem = Arc::new(LockingLayer::new(Arc::clone(&one)));
-        let service = ServiceState::watching(ServiceQuotas::default(), || {});
+        let service = ServiceState::with_watcher(ServiceQuotas::default(), || {});
         let processes = processes.iter().copied().collect();
         StoppedScene { one, fs, service, processes, now: Instant::now() }
     }
@@ -100,7 +100,7 @@ impl StoppedScene {
 impl TestClient {
     fn request(&self, kind: LockKind, typ: LockType) -> LockRequest {
         let lock = Lock { typ, start: 0, end: 9, pid: self.caller.pid };
-        LockRequest { kind, owner: LockOwner::of_process(self.caller.pid), lock, wait: true }
+        LockRequest { kind, owner: LockOwner::for_process(self.caller.pid), lock, wait: true }
     }
 
     fn wait(&self, kind: LockKind, typ: LockType) -> mpsc::Receiver<Result<()>> {
@@ -114,7 +114,7 @@ impl TestClient {
         receive
     }
 
-    fn takes(&self, kind: LockKind) {
+    fn take_lock(&self, kind: LockKind) {
         assert_eq!(self.wait(kind, LockType::Write).try_recv(), Ok(Ok(())));
     }
 
@@ -128,7 +128,7 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
     for kind in [LockKind::Posix, LockKind::Flock] {
         let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, false)]);
         let (holder, waiter, other) = (scene.client(1), scene.client(2), scene.client(3));
-        holder.takes(kind);
+        holder.take_lock(kind);
         let granted = waiter.wait(kind, LockType::Write);
         assert_eq!(scene.pass(LIMIT), 0, "not before the limit");
         assert!(granted.try_recv().is_err());
@@ -150,10 +150,10 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
 fn nobody_loses_a_lock_who_runs_or_for_whom_nobody_waits() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, true)]);
     let (stopped, runs, waiter) = (scene.client(1), scene.client(2), scene.client(9));
-    stopped.takes(LockKind::Posix);
+    stopped.take_lock(LockKind::Posix);
     assert_eq!(scene.pass(LIMIT * 9), 0, "nobody waits");
     // A running client keeps locks for which others wait, for any time.
-    runs.takes(LockKind::Flock);
+    runs.take_lock(LockKind::Flock);
     let granted = waiter.wait(LockKind::Flock, LockType::Write);
     assert_eq!(scene.pass(LIMIT * 9), 0);
     assert!(granted.try_recv().is_err());
@@ -173,7 +173,7 @@ fn nobody_loses_a_lock_who_runs_or_for_whom_nobody_waits() {
 fn a_client_that_was_continued_in_between_has_the_whole_limit_again() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false)]);
     let (holder, waiter) = (scene.client(1), scene.client(2));
-    holder.takes(LockKind::Posix);
+    holder.take_lock(LockKind::Posix);
     let granted = waiter.wait(LockKind::Posix, LockType::Read);
     for _ in 0..5 {
         scene.processes.insert(1, true);
@@ -190,7 +190,7 @@ fn a_client_that_was_continued_in_between_has_the_whole_limit_again() {
 fn a_lock_that_a_running_process_shares_stays() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false), (4, false)]);
     let (parent, waiter) = (scene.client(1), scene.client(2));
-    parent.takes(LockKind::Flock);
+    parent.take_lock(LockKind::Flock);
     let child = parent.connection.copy().unwrap();
     let granted = waiter.wait(LockKind::Flock, LockType::Write);
     assert_eq!(scene.pass(LIMIT * 4), 0, "nothing is known of the child");
@@ -212,7 +212,7 @@ fn a_lock_that_a_running_process_shares_stays() {
 fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, true)]);
     let (many, waiter) = (scene.client(1), scene.client(2));
-    many.takes(LockKind::Flock);
+    many.take_lock(LockKind::Flock);
     let other = Context::new(Caller { pid: 3, ..many.caller });
     many.connection.getattr(&other, FILE, None).unwrap();
     let granted = waiter.wait(LockKind::Flock, LockType::Write);
@@ -234,18 +234,18 @@ fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
 fn a_released_lock_causes_no_search_and_the_message_has_the_path_of_the_file() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false)]);
     let (holder, waiter) = (scene.client(1), scene.client(2));
-    holder.takes(LockKind::Posix);
+    holder.take_lock(LockKind::Posix);
     let _granted = waiter.wait(LockKind::Posix, LockType::Write);
     let searches = |scene: &StoppedScene| scene.one.searches.load(Ordering::Relaxed);
     let before = searches(&scene);
     assert_eq!(scene.pass(LIMIT * 2), 1);
     assert_eq!(searches(&scene), before);
     let all = [&holder.connection, &waiter.connection].map(|one| Arc::clone(one.client()));
-    assert_eq!(named(&*scene.fs, FILE, &[&all[0]]), "/held (inode 5)");
-    assert_eq!(named(&*scene.fs, Ino(6), &[&all[0], &all[1]]), "inode 6");
+    assert_eq!(describe_file(&*scene.fs, FILE, &[&all[0]]), "/held (inode 5)");
+    assert_eq!(describe_file(&*scene.fs, Ino(6), &[&all[0], &all[1]]), "inode 6");
     holder
         .connection
         .release(&Context::new(holder.caller), holder.file, ReleaseArgs::default())
         .unwrap();
-    assert_eq!(named(&*scene.fs, FILE, &[&all[0]]), "inode 5");
+    assert_eq!(describe_file(&*scene.fs, FILE, &[&all[0]]), "inode 5");
 }

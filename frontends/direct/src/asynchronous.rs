@@ -13,7 +13,7 @@ use defuse_probe::{Op, Recorder, clock};
 use crate::client::DirectClient;
 use crate::data::OFFSET_MAX;
 use crate::description::FileDescription;
-use crate::mount::{ClientMount, guarded};
+use crate::mount::{ClientMount, catch_panic};
 use crate::node::lock;
 use crate::stop::Result;
 use crate::task::ClientTask;
@@ -188,7 +188,7 @@ impl Completion for AsyncOperation {
 
     fn take_room(&mut self) -> Option<Buffer> {
         let room = std::mem::take(&mut self.room);
-        Some(if room.len() < self.limit { Buffer::aligned(self.limit) } else { room })
+        Some(if room.len() < self.limit { Buffer::new_aligned(self.limit) } else { room })
     }
 
     fn give_room(&mut self, room: Buffer, filled: usize) -> Result<(), Errno> {
@@ -233,7 +233,7 @@ impl Completion for AsyncOperation {
         {
             drop(state);
             // A panic of the callback must not reach the file system.
-            let _ = guarded(|| {
+            let _ = catch_panic(|| {
                 callback(result, this.room);
                 Ok(())
             });
@@ -399,7 +399,7 @@ pub(crate) fn start(
 fn submit(file: &FileDescription, io: Io) {
     let fs = &file.mount().core.fs;
     // If `submit` panics, the operation is dropped, and its drop answers EIO.
-    let _ = guarded(|| {
+    let _ = catch_panic(|| {
         fs.submit(io);
         Ok(())
     });
@@ -408,7 +408,7 @@ fn submit(file: &FileDescription, io: Io) {
 /// Waits for a lock that the file system keeps.
 pub(crate) fn setlkw(file: &FileDescription, wait: LockWait) {
     let fs = &file.mount().core.fs;
-    let _ = guarded(|| {
+    let _ = catch_panic(|| {
         fs.setlkw(wait);
         Ok(())
     });
@@ -508,7 +508,7 @@ pub(crate) fn write_now(
     source: &mut dyn WriteSource,
     args: WriteArgs,
 ) -> Result<usize, Errno> {
-    let mut bytes = Buffer::aligned(source.remaining());
+    let mut bytes = Buffer::new_aligned(source.remaining());
     let len = source.take(&mut bytes)?;
     bytes.truncate(len);
     let op = IoOp::Write { file: file.file()?, args, len };

@@ -127,9 +127,9 @@ impl DirectClient {
         who: &TaskCredentials,
         birth: bool,
     ) -> Result<FileStat> {
-        let attr = match here.node.cached_attr(birth) {
+        let attr = match here.node.find_cached_attr(birth) {
             Some(attr) => attr,
-            None => here.mount.fresh_attr(&here.node, fh, who)?,
+            None => here.mount.fetch_attr(&here.node, fh, who)?,
         };
         Ok(stat_as(&here.mount, here.node.ino(), attr))
     }
@@ -162,7 +162,7 @@ impl DirectClient {
         (follow, effective): (bool, bool),
     ) -> Result<()> {
         let own = task.credentials();
-        let who = if effective { (*own).clone() } else { own.real() };
+        let who = if effective { (*own).clone() } else { own.to_real() };
         self.with_subject(task, &who, (at, path), follow, |found| self.may(found, &who, access))
     }
 
@@ -175,7 +175,7 @@ impl DirectClient {
         effective: bool,
     ) -> Result<()> {
         let own = task.credentials();
-        let who = if effective { (*own).clone() } else { own.real() };
+        let who = if effective { (*own).clone() } else { own.to_real() };
         self.may(&CallTarget::open(file), &who, access)
     }
 
@@ -407,18 +407,18 @@ pub(crate) fn set_attr(
     set: &SetAttr,
     who: &TaskCredentials,
 ) -> Result<(), Errno> {
-    let (cx, moment) = (who.context(found.mount.origin), found.mount.moment());
+    let (cx, moment) = (who.context(found.mount.origin), found.mount.current_moment());
     let unanswered = !found.mount.keeps_answers();
     let set = SetAttr { unanswered, ..*set };
     let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, &set));
     if found.is_dir() && (set.perm.is_some() || set.uid.is_some() || set.gid.is_some()) {
-        found.mount.path_changed();
+        found.mount.record_path_change();
     }
     found.invalidate();
     if let Ok(attr) = &changed {
         found.keep_after_change(attr, moment);
     }
-    changed.map(drop).map_err(crate::data::unsupported)
+    changed.map(drop).map_err(crate::data::replace_enosys)
 }
 
 fn stat_as(mount: &ClientMount, ino: Ino, attr: Attr) -> FileStat {
@@ -460,5 +460,5 @@ fn is_in_this_tick(time: Timestamp) -> bool {
 
 fn loses_bits(attr: &Attr, who: &TaskCredentials) -> bool {
     let is_member = who.is_in_group(attr.gid) || who.has(cap::FSETID);
-    posix::without_set_id(attr.perm, is_member) != attr.perm
+    posix::drop_set_id(attr.perm, is_member) != attr.perm
 }

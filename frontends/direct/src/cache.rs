@@ -98,7 +98,7 @@ impl DentryCache {
     /// Takes a ticket. Call this before the lookup whose answer is [kept](DentryCache::keep).
     pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> LookupTicket {
         let version = self.shard(self.hash(parent, name)).version.load(Ordering::Acquire);
-        LookupTicket { version, moment: self.fresh.moment() }
+        LookupTicket { version, moment: self.fresh.current_moment() }
     }
 
     /// Caches an answer. If the shard has had a removal since the ticket was taken, the answer may be

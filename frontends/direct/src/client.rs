@@ -144,11 +144,11 @@ impl DirectClient {
             let valid = !name.is_empty() && name.len() < 255 && !name.contains(&0);
             return if valid { Ok(MountSpot::Name(name.into())) } else { Err(Errno::EINVAL) };
         }
-        let named = self.mounts.load().named(target).is_some();
+        let named = self.mounts.load().find_named(target).is_some();
         if !target.starts_with(b"/") && !named {
             return Err(Errno::EINVAL);
         }
-        match self.covered(target) {
+        match self.find_covered(target) {
             Ok(here) if !here.node.is_dir() => Err(Errno::ENOTDIR),
             // A mount on the root of another mount would hide it. A mount on a directory inside
             // only covers that directory.
@@ -164,7 +164,7 @@ impl DirectClient {
         }
     }
 
-    fn covered(&self, target: &[u8]) -> Result<MountedInode> {
+    fn find_covered(&self, target: &[u8]) -> Result<MountedInode> {
         let who = TaskCredentials::user(0, 0, &[]);
         let task = ClientTask::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
         self.walk(&task, &who, WalkStart::Cwd, target)?.node(true)
@@ -175,7 +175,7 @@ impl DirectClient {
     /// set, it is detached at once: no path leads there any more, and the file system is released
     /// with its last user.
     ///
-    /// The mount is also removed if [`FileSystem::detached`] fails, which means that not all data
+    /// The mount is also removed if [`FileSystem::detach`] fails, which means that not all data
     /// could be made durable. A file system that is still in use, by files of a lazy unmount or by
     /// a call on another thread, is detached later, and its error is not reported.
     pub fn unmount(&self, target: &[u8], lazily: bool) -> Result<(), Errno> {
@@ -214,9 +214,9 @@ impl DirectClient {
 
     /// Notifies all file systems that a thread of this process is about to drop its privileges. They then need no
     /// privileges any more, not even for open files.
-    pub fn without_privileges(&self) {
+    pub fn prepare_privilege_drop(&self) {
         for mount in self.mounts.load().iter() {
-            mount.notify_lifecycle(|lifecycle| lifecycle.without_privileges());
+            mount.notify_lifecycle(|lifecycle| lifecycle.prepare_privilege_drop());
         }
     }
 
@@ -250,7 +250,7 @@ impl DirectClient {
         let table = self.mounts.load();
         match path.first() {
             Some(b'/') => table.prefix(path).is_some(),
-            _ => table.named(path).is_some(),
+            _ => table.find_named(path).is_some(),
         }
     }
 

@@ -74,7 +74,7 @@ impl DirectClient {
             if same_file {
                 // Only existing data can overlap, so the range ends at the end of the file.
                 let who = task.credentials();
-                let size = src.mount().fresh_attr(&src.inode().node, src.fh(), &who)?.size;
+                let size = src.mount().fetch_attr(&src.inode().node, src.fh(), &who)?.size;
                 let there = length.min(size.saturating_sub(src_offset));
                 if there > 0 && src_offset.abs_diff(dst_offset) < there {
                     return Err(Errno::EINVAL.into());

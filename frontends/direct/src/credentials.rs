@@ -85,7 +85,7 @@ impl TaskCredentials {
 
     /// The credentials that access(2) checks: the real ids. Only a real user id of 0 keeps the
     /// capabilities.
-    pub fn real(&self) -> Self {
+    pub fn to_real(&self) -> Self {
         let caps = if self.real_uid == 0 { self.caps | Self::FILE_CAPS } else { 0 };
         TaskCredentials { uid: self.real_uid, gid: self.real_gid, caps, ..self.clone() }
     }

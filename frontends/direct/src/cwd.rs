@@ -76,7 +76,7 @@ impl DirectClient {
     /// The path of the working directory, getcwd(2). Fails with `ENOENT` if it was removed.
     pub fn getcwd(&self, task: &ClientTask) -> Result<Vec<u8>> {
         match &*task.cwd() {
-            WorkDir::Outside(_) => Err(CallError::outside(None)),
+            WorkDir::Outside(_) => Err(CallError::outside_mounts(None)),
             inside @ WorkDir::Inside(_) => Ok(self.path_of_work_dir(task, inside)?),
         }
     }
@@ -119,7 +119,7 @@ impl DirectClient {
     ) -> defuse_fs::Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut node = Arc::clone(&here.node);
-        let attr = here.mount.fresh_attr(&node, None, who)?;
+        let attr = here.mount.fetch_attr(&node, None, who)?;
         if attr.nlink == 0 {
             return Err(Errno::ENOENT);
         }

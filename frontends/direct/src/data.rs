@@ -17,7 +17,7 @@ use crate::attributes::set_attr;
 use crate::buffers::{ReadArea, ReadVector, WriteArea, WriteVector};
 use crate::client::DirectClient;
 use crate::description::FileDescription;
-use crate::mount::{ClientMount, guarded};
+use crate::mount::{ClientMount, catch_panic};
 use crate::resolve::CallTarget;
 use crate::stop::Result;
 use crate::task::ClientTask;
@@ -81,7 +81,7 @@ impl ClientMount {
             cells.add_bytes(op, expected as u64);
             cells.count_sampled(op).then(clock::now)
         });
-        let result = as_result(guarded(|| Ok(as_number(call(&*self.core.fs)))));
+        let result = as_result(catch_panic(|| Ok(as_number(call(&*self.core.fs)))));
         if start.is_some() || result != Ok(expected) {
             recorder.with_cells(|cells| match (start, &result) {
                 // `add_bytes` wraps, so this corrects the count in either direction.
@@ -261,7 +261,7 @@ impl DirectClient {
     ) -> Result<()> {
         let who = task.credentials();
         if length > task.raw_file_size_limit()
-            && length > here.mount.fresh_attr(&here.node, fh, &who)?.size
+            && length > here.mount.fetch_attr(&here.node, fh, &who)?.size
         {
             return Err(Errno::EFBIG.into());
         }
@@ -284,7 +284,7 @@ impl DirectClient {
         let cx = task.context(file.mount().origin);
         let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
         file.inode().node.invalidate();
-        Ok(result.map_err(unsupported)?)
+        Ok(result.map_err(replace_enosys)?)
     }
 
     /// Makes the data of an open file durable, fdatasync(2); unless `datasync` is set, its
@@ -404,7 +404,7 @@ pub(crate) fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
 }
 
 /// Replaces `ENOSYS` by the error that programs expect of an unsupported operation.
-pub(crate) fn unsupported(errno: Errno) -> Errno {
+pub(crate) fn replace_enosys(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno }
 }
 
@@ -474,7 +474,7 @@ fn read_from(
     (offset, len): (u64, usize),
     flags: OpenFlags,
 ) -> Result<usize, Errno> {
-    fits(offset, len)?;
+    check_range(offset, len)?;
     let mount = file.mount();
     if file.inode().node.ends_before(offset) {
         return Ok(0);
@@ -489,7 +489,7 @@ fn read_from(
     let read = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
         fs.read(&cx, open, args(), &mut out)?;
-        Ok(out.filled())
+        Ok(out.filled_len())
     });
     let count = match read {
         Err(Errno::ENOSYS) if mount.caps().submits => {
@@ -556,13 +556,13 @@ fn writable(file: &FileDescription) -> Result<File, Errno> {
 /// Fails with `EINVAL` if the range ends beyond the largest offset, regardless of the size of the
 /// file.
 #[inline]
-fn fits(offset: u64, len: usize) -> Result<(), Errno> {
+fn check_range(offset: u64, len: usize) -> Result<(), Errno> {
     if offset > OFFSET_MAX - len as u64 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 fn size(task: &ClientTask, file: &FileDescription) -> Result<u64, Errno> {
     let who = task.credentials();
-    Ok(file.mount().fresh_attr(&file.inode().node, file.fh(), &who)?.size)
+    Ok(file.mount().fetch_attr(&file.inode().node, file.fh(), &who)?.size)
 }
 
 /// The number of bytes, of `len`, that may be written at `offset`. Fails with `EFBIG`.
@@ -591,7 +591,7 @@ fn write_to<S: WriteSource>(
     flags: OpenFlags,
     source: impl FnOnce(usize) -> S,
 ) -> Result<usize, Errno> {
-    fits(offset, len)?;
+    check_range(offset, len)?;
     let len = limit_length(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
@@ -609,7 +609,7 @@ fn write_to<S: WriteSource>(
         mount.lacks_calls.store(true, Relaxed);
         result = crate::asynchronous::write_now(task, file, &mut source, args());
     }
-    file.inode().node.data_changed();
+    file.inode().node.invalidate_data();
     let count = result?;
     if flags.has(OpenFlags::DSYNC) {
         let datasync = !flags.has(OpenFlags::SYNC);

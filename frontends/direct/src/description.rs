@@ -504,7 +504,7 @@ mod tests {
         fn lookup(&self, cx: &Context<'_>, _: Ino, _: Name<'_>) -> defuse_fs::Result<Entry> {
             let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
             let (ino, valid_for) = (Ino(2), Duration::ZERO);
-            Ok(Entry { ino, generation: 0, attr: Attr::of_new(ino, &node), valid_for })
+            Ok(Entry { ino, generation: 0, attr: Attr::for_new(ino, &node), valid_for })
         }
 
         fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -512,7 +512,7 @@ mod tests {
         }
 
         fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> defuse_fs::Result<Attr> {
-            Ok(Attr::of_new(ino, &NewNode::new(FileKind::Directory, 0o755, cx.caller)))
+            Ok(Attr::for_new(ino, &NewNode::new(FileKind::Directory, 0o755, cx.caller)))
         }
 
         fn readdir(

@@ -54,7 +54,7 @@ impl FileDescription {
 
 impl WorkDir {
     /// The mount and the inode of a working directory that lies in a mount.
-    pub fn in_mount(&self) -> Option<(&Arc<ClientMount>, Ino)> {
+    pub fn working_directory(&self) -> Option<(&Arc<ClientMount>, Ino)> {
         match self {
             WorkDir::Inside(HeldDirectory { here, .. }) => Some((&here.mount, here.node.ino())),
             WorkDir::Outside(_) => None,

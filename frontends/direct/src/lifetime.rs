@@ -35,7 +35,7 @@ pub(crate) struct CallMoment {
 
 impl CallMoment {
     /// Returns the moment for a reply that versions do not cover.
-    pub(crate) fn without_version(self) -> Self {
+    pub(crate) fn drop_version(self) -> Self {
         CallMoment { all: None, ..self }
     }
 }
@@ -88,14 +88,14 @@ impl ChangeTracker {
     }
 
     /// Returns the present moment. Called before the call whose answer is cached.
-    pub(crate) fn moment(&self) -> CallMoment {
+    pub(crate) fn current_moment(&self) -> CallMoment {
         let all = self.get().and_then(Versions::all);
         CallMoment { all, changes: self.0.changes.load(SeqCst) }
     }
 
     /// The moment after the call, where the call itself was the only change since `before`.
-    pub(crate) fn after_own_change(&self, before: CallMoment) -> CallMoment {
-        let all = self.get().zip(before.all).map(|(versions, all)| versions.after_one(all));
+    pub(crate) fn skip_own_change(&self, before: CallMoment) -> CallMoment {
+        let all = self.get().zip(before.all).map(|(versions, all)| versions.successor_of(all));
         CallMoment { all, ..before }
     }
 
@@ -122,8 +122,8 @@ impl ChangeTracker {
         (dir, name): (Ino, &[u8]),
         valid_for: Duration,
     ) -> Option<AnswerValidity<u64>> {
-        self.unchanged(moment, |versions| versions.name(dir, name))
-            .or_else(|| valid_until(valid_for))
+        self.read_unchanged(moment, |versions| versions.name(dir, name))
+            .or_else(|| compute_validity(valid_for))
     }
 
     /// True if the name still holds.
@@ -149,11 +149,11 @@ impl ChangeTracker {
             let (until, has_birth) = (expiry(ATTRIBUTES_HOLD), attr.btime.is_some());
             Some(InodeVersions { attributes, rights, until, has_birth })
         };
-        self.unchanged(moment, of_inode).or_else(|| {
+        self.read_unchanged(moment, of_inode).or_else(|| {
             // The reply to a lookup may be older than a change of which the file system notified the client
             // meanwhile.
             let current = self.0.changes.load(SeqCst) == moment.changes;
-            if current { valid_until(attr.valid_for) } else { None }
+            if current { compute_validity(attr.valid_for) } else { None }
         })
     }
 
@@ -183,7 +183,7 @@ impl ChangeTracker {
         }
     }
 
-    fn unchanged<T>(
+    fn read_unchanged<T>(
         &self,
         moment: CallMoment,
         get: impl FnOnce(&dyn Versions) -> Option<T>,
@@ -194,6 +194,6 @@ impl ChangeTracker {
     }
 }
 
-fn valid_until<T>(valid_for: Duration) -> Option<AnswerValidity<T>> {
+fn compute_validity<T>(valid_for: Duration) -> Option<AnswerValidity<T>> {
     (!valid_for.is_zero()).then(|| AnswerValidity::Until(expiry(valid_for)))
 }

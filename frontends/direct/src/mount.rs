@@ -102,7 +102,7 @@ impl ClientMount {
         settings: MountSettings,
     ) -> Result<Arc<Self>> {
         let recorder = Recorder::new();
-        let caps = guarded(|| Ok(fs.caps()))?;
+        let caps = catch_panic(|| Ok(fs.caps()))?;
         let owner = caps.of_one_process.then(ProcessOwner::current);
         let fs = match owner {
             Some(owner) => {
@@ -119,8 +119,8 @@ impl ClientMount {
             Arc::new(DentryCache::new(settings.names, core.fresh.clone(), settings.directories));
         let origin = Origin::new();
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
-        guarded(|| {
-            core.fs.attached(origin, Arc::new(notify));
+        catch_panic(|| {
+            core.fs.attach(origin, Arc::new(notify));
             Ok(())
         })?;
         let root = core.node(Ino::ROOT, defuse_fs::FileKind::Directory, 0);
@@ -155,14 +155,14 @@ impl ClientMount {
         op: Op,
         call: impl FnOnce(&dyn FileSystem) -> Result<T>,
     ) -> Result<T> {
-        self.core.recorder.sample(op, || guarded(|| call(&*self.core.fs)))
+        self.core.recorder.sample(op, || catch_panic(|| call(&*self.core.fs)))
     }
 
     /// Passes an event on to the file system, if it handles events.
     pub(crate) fn notify_lifecycle(&self, event: impl FnOnce(&dyn Lifecycle)) {
         let run = || Ok(self.core.fs.lifecycle().map(event));
         // The result does not matter.
-        let _ = guarded(run);
+        let _ = catch_panic(run);
     }
 
     /// Releases cached data here and in the file system.
@@ -222,8 +222,8 @@ impl ClientMount {
     }
 
     /// The moment before a call whose answer is an entry.
-    pub(crate) fn moment(&self) -> CallMoment {
-        self.core.fresh.moment()
+    pub(crate) fn current_moment(&self) -> CallMoment {
+        self.core.fresh.current_moment()
     }
 
     /// Returns the node of an entry that the file system returned to a call after `moment`, and takes over its
@@ -355,7 +355,7 @@ impl ClientMount {
         entry: &Entry,
     ) -> Option<AnswerValidity<u64>> {
         let has_data = entry.attr.kind == defuse_fs::FileKind::Regular;
-        let moment = if has_data { moment.without_version() } else { moment };
+        let moment = if has_data { moment.drop_version() } else { moment };
         self.core.fresh.name(moment, place, entry.valid_for)
     }
 
@@ -363,7 +363,7 @@ impl ClientMount {
         let valid = match self.caps.negative_valid_for.is_zero() {
             true => Duration::ZERO,
             false => {
-                guarded(|| Ok(self.core.fs.negative_valid_for(self.origin))).unwrap_or_default()
+                catch_panic(|| Ok(self.core.fs.negative_lifetime(self.origin))).unwrap_or_default()
             }
         };
         if let Some(lasts) = self.core.fresh.name(ticket.moment, place, valid) {
@@ -409,7 +409,7 @@ impl ClientMount {
     }
 
     /// Records a change, after it, by which a path may lead to another directory, or others may search it.
-    pub(crate) fn path_changed(&self) {
+    pub(crate) fn record_path_change(&self) {
         self.names.passed.count_change();
     }
 
@@ -427,7 +427,7 @@ impl ClientMount {
         if dir.ino() == Ino::ROOT {
             return Ok(None);
         }
-        let (cx, moment) = (who.context(self.origin), self.moment());
+        let (cx, moment) = (who.context(self.origin), self.current_moment());
         let entry = self.call(Op::LOOKUP, |fs| fs.lookup_parent(&cx, dir.ino()))?;
         if entry.ino == Ino::ROOT {
             return Ok(Some(Arc::clone(&self.root)));
@@ -437,9 +437,9 @@ impl ClientMount {
 
     /// Invalidates the caches for a change of `name` in `dir` that happens now or has just
     /// happened.
-    pub(crate) fn name_changed(&self, dir: &CachedInode, name: &[u8]) {
+    pub(crate) fn record_name_change(&self, dir: &CachedInode, name: &[u8]) {
         self.names.remove(dir.ino(), name);
-        dir.names_changed();
+        dir.invalidate_names();
     }
 
     /// Caches the name and the attributes of a new inode, whose creation began after `moment`.
@@ -449,9 +449,9 @@ impl ClientMount {
         name: &[u8],
         (entry, moment): (&Entry, CallMoment),
     ) -> Arc<CachedInode> {
-        let moment = self.core.fresh.after_own_change(moment);
+        let moment = self.core.fresh.skip_own_change(moment);
         let node = self.adopt(entry, moment);
-        self.name_changed(dir, name);
+        self.record_name_change(dir, name);
         node
     }
 
@@ -468,14 +468,14 @@ impl ClientMount {
         fh: Option<Fh>,
         who: &TaskCredentials,
     ) -> Result<Attr> {
-        match node.cached_rights() {
+        match node.find_cached_rights() {
             Some(attr) => Ok(attr),
-            None => self.fresh_attr(node, fh, who),
+            None => self.fetch_attr(node, fh, who),
         }
     }
 
     /// The current attributes, from the file system.
-    pub(crate) fn fresh_attr(
+    pub(crate) fn fetch_attr(
         &self,
         node: &CachedInode,
         fh: Option<Fh>,
@@ -499,9 +499,10 @@ impl ClientMount {
             return Ok(cached);
         }
         let version = node.version();
-        let acl = self.fresh_acl(node.ino(), who)?;
+        let acl = self.fetch_acl(node.ino(), who)?;
         let decided = acl.as_deref().map(decide);
-        let valid_for = node.cached_rights().map_or(std::time::Duration::ZERO, |a| a.valid_for);
+        let valid_for =
+            node.find_cached_rights().map_or(std::time::Duration::ZERO, |a| a.valid_for);
         node.keep_acl(acl, version, valid_for);
         Ok(decided)
     }
@@ -513,11 +514,11 @@ impl ClientMount {
         who: &TaskCredentials,
         decide: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<T>> {
-        Ok(self.fresh_acl(ino, who)?.as_deref().map(decide))
+        Ok(self.fetch_acl(ino, who)?.as_deref().map(decide))
     }
 
     /// The access ACL of an inode, from the file system.
-    fn fresh_acl(&self, ino: Ino, who: &TaskCredentials) -> Result<Option<Box<[u8]>>> {
+    fn fetch_acl(&self, ino: Ino, who: &TaskCredentials) -> Result<Option<Box<[u8]>>> {
         const ROOM: usize = 64 << 10;
         let cx = who.context(self.origin);
         let name = XattrName::new(b"system.posix_acl_access")?;
@@ -530,7 +531,7 @@ impl ClientMount {
     }
 
     /// Invalidates the attributes that the node of an inode has cached, if it has a node.
-    pub(crate) fn inode_changed(&self, ino: Ino) {
+    pub(crate) fn invalidate_node(&self, ino: Ino) {
         if let Some(node) = self.core.find(ino) {
             node.invalidate();
         }
@@ -540,7 +541,7 @@ impl ClientMount {
 impl Drop for ClientMount {
     fn drop(&mut self) {
         self.names.clear();
-        let durable = guarded(|| self.core.fs.detached(self.origin));
+        let durable = catch_panic(|| self.core.fs.detach(self.origin));
         // Only this end of the mount sets it.
         let _ = self.durable.set(durable);
     }
@@ -555,7 +556,7 @@ impl std::fmt::Debug for ClientMount {
 
 /// Calls `call`; a panic in it becomes `EIO`.
 #[inline]
-pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::EIO))
 }
 
@@ -595,7 +596,7 @@ impl Notify for CacheNotify {
         Ok(())
     }
 
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
         self.names()?.remove(parent, name.as_bytes());
         for ino in [parent, child] {
             // An inode without a node has nothing cached.

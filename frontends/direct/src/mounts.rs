@@ -47,13 +47,14 @@ impl ClientMountTable {
     /// The mount with the longest path that is a prefix of `path`, and the length of that prefix in
     /// `path`.
     pub fn prefix(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
-        let found =
-            self.mounts_with_paths().filter_map(|(mount, at)| Some((mount, matches(path, at)?)));
+        let found = self
+            .mounts_with_paths()
+            .filter_map(|(mount, at)| Some((mount, match_prefix(path, at)?)));
         found.max_by_key(|(_, len)| *len)
     }
 
     /// The mount named by the first component of `path`, and the length of that component.
-    pub fn named(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
+    pub fn find_named(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
         let end = path.iter().position(|&byte| byte == b'/').unwrap_or(path.len());
         let name = path[..end].strip_suffix(b":")?;
         let is = |mount: &&Arc<ClientMount>| matches!(&mount.spot, MountSpot::Name(own) if **own == *name);
@@ -61,7 +62,7 @@ impl ClientMountTable {
     }
 
     /// The mount that covers a directory of another one.
-    pub fn covering(&self, below: u32, ino: Ino) -> Option<&Arc<ClientMount>> {
+    pub fn find_covering(&self, below: u32, ino: Ino) -> Option<&Arc<ClientMount>> {
         let covers = |mount: &&Arc<ClientMount>| match &mount.spot {
             MountSpot::Covers { node, mount, .. } => mount.id == below && node.ino() == ino,
             _ => false,
@@ -73,7 +74,7 @@ impl ClientMountTable {
 
 /// The number of bytes of `path` that name the mount point `at`. Compares whole components, so that
 /// `//data/./x` is below `/data` and `/database` is not.
-fn matches(path: &[u8], at: &[u8]) -> Option<usize> {
+fn match_prefix(path: &[u8], at: &[u8]) -> Option<usize> {
     let mut from = 0;
     for wanted in at.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
         loop {
@@ -116,7 +117,7 @@ impl ClientMounts {
         let mut table = ClientMountTable::clone(&self.table.load());
         let taken = match &mount.spot {
             MountSpot::Path(path) => table.find(path).is_some(),
-            MountSpot::Name(_) => table.named(&mount.target()).is_some(),
+            MountSpot::Name(_) => table.find_named(&mount.target()).is_some(),
             MountSpot::Covers { .. } => false,
         };
         if taken {
@@ -178,7 +179,7 @@ mod tests {
             ("/a/../a/b", "/a/b", None),
             ("/a", "/a/b", None),
         ] {
-            assert_eq!(matches(path.as_bytes(), at.as_bytes()), expected, "{path} {at}");
+            assert_eq!(match_prefix(path.as_bytes(), at.as_bytes()), expected, "{path} {at}");
         }
     }
 }

@@ -135,7 +135,7 @@ impl DirectClient {
         let who = task.credentials();
         let source = self.walk(task, &who, from.0, from.1).and_then(|mut walk| walk.node(follow));
         let spot = self.spot_for_new(task, &who, to, false);
-        let (source, spot) = both(source, spot)?;
+        let (source, spot) = combine(source, spot)?;
         self.link_to(&source, &spot, &who)
     }
 
@@ -176,7 +176,7 @@ impl DirectClient {
     pub fn unlink(&self, task: &ClientTask, at: WalkStart<'_>, path: &[u8]) -> Result<()> {
         let who = task.credentials();
         let PathParent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
-        let last = named(last).ok_or(Errno::EISDIR)?;
+        let last = to_name(last).ok_or(Errno::EISDIR)?;
         writable(&dir)?;
         let unseen = !last.slash && may_remove_unseen(&dir, &who);
         let found = if unseen { None } else { Some(victim(&dir, &last, &who)?) };
@@ -196,7 +196,7 @@ impl DirectClient {
         if let Some(found) = found {
             found.invalidate();
         }
-        mount.name_changed(node, last.bytes());
+        mount.record_name_change(node, last.bytes());
         Ok(result.map_err(map_missing_operation)?)
     }
 
@@ -224,9 +224,9 @@ impl DirectClient {
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let MountedInode { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
-        mount.path_changed();
+        mount.record_path_change();
         found.invalidate();
-        mount.name_changed(node, last.bytes());
+        mount.record_name_change(node, last.bytes());
         Ok(result.map_err(map_missing_operation)?)
     }
 
@@ -243,14 +243,14 @@ impl DirectClient {
         let who = task.credentials();
         let old = self.walk(task, &who, from.0, from.1).and_then(|mut walk| walk.parent());
         let new = self.walk(task, &who, to.0, to.1).and_then(|mut walk| walk.parent());
-        let (old, new) = both(old, new)?;
+        let (old, new) = combine(old, new)?;
         if !Arc::ptr_eq(&old.dir.mount, &new.dir.mount) {
             return Err(Errno::EXDEV.into());
         }
-        let old_name = named(old.last).ok_or(Errno::EBUSY)?;
+        let old_name = to_name(old.last).ok_or(Errno::EBUSY)?;
         let noreplace = flags.has(RenameFlags::NOREPLACE);
         let taken = if noreplace { Errno::EEXIST } else { Errno::EBUSY };
-        let new_name = named(new.last).ok_or(taken)?;
+        let new_name = to_name(new.last).ok_or(taken)?;
         writable(&old.dir)?;
         let moving =
             PendingRename { old: (old.dir, old_name), new: (new.dir, new_name), flags, exchange };
@@ -285,14 +285,14 @@ impl DirectClient {
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
         let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
         if source.is_dir() || target.as_ref().is_some_and(CallTarget::is_dir) {
-            mount.path_changed();
+            mount.record_path_change();
         }
         source.invalidate();
         if let Some(target) = target {
             target.invalidate();
         }
-        mount.name_changed(&old_dir.node, old.bytes());
-        mount.name_changed(&new_dir.node, new.bytes());
+        mount.record_name_change(&old_dir.node, old.bytes());
+        mount.record_name_change(&new_dir.node, new.bytes());
         Ok(result.map_err(map_missing_operation)?)
     }
 
@@ -306,7 +306,7 @@ impl DirectClient {
         directory: bool,
     ) -> Result<NewNamePlace<'a>> {
         let PathParent { dir, last } = self.walk(task, who, at, path)?.parent()?;
-        let last = named(last).ok_or(Errno::EEXIST)?;
+        let last = to_name(last).ok_or(Errno::EEXIST)?;
         match victim(&dir, &last, who) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) => {}
@@ -332,7 +332,7 @@ impl DirectClient {
             }
             Err(errno) => {
                 // Another process may have created the name, so drop a cached negative entry.
-                mount.name_changed(node, spot.last.bytes());
+                mount.record_name_change(node, spot.last.bytes());
                 Err(errno.into())
             }
         }
@@ -352,7 +352,7 @@ fn map_missing_operation(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
 }
 
-fn named(last: PathEnd<'_>) -> Option<PathComponent<'_>> {
+fn to_name(last: PathEnd<'_>) -> Option<PathComponent<'_>> {
     match last {
         PathEnd::Component(component) if component.part == ComponentKind::Name => Some(component),
         _ => None,
@@ -516,7 +516,7 @@ impl PendingRename<'_> {
 
 /// Combines the two walks of a call with two paths. If only one is outside of all mounts, the call
 /// crosses devices (`EXDEV`).
-fn both<T, U>(first: Result<T>, second: Result<U>) -> Result<(T, U)> {
+fn combine<T, U>(first: Result<T>, second: Result<U>) -> Result<(T, U)> {
     match (first, second) {
         (Ok(first), Ok(second)) => Ok((first, second)),
         (Err(CallError::Outside(first)), Err(CallError::Outside(second))) => {

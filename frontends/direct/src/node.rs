@@ -101,7 +101,7 @@ impl CachedInode {
 
     /// The version before a request for attributes. [`CachedInode::keep_attr`] needs it.
     pub(crate) fn version(&self) -> AttributeVersion {
-        self.version_at(self.core.fresh.moment())
+        self.version_at(self.core.fresh.current_moment())
     }
 
     /// The version after a request that began at `moment`.
@@ -129,22 +129,22 @@ impl CachedInode {
     /// grown include both.
     #[inline]
     pub(crate) fn invalidate(&self) {
-        self.names_changed();
+        self.invalidate_names();
         increase(&self.rights);
     }
 
     /// Like [`invalidate`](CachedInode::invalidate), for a directory of which only the names have changed.
     #[inline]
-    pub(crate) fn names_changed(&self) {
+    pub(crate) fn invalidate_names(&self) {
         increase(&self.version);
     }
 
     /// Like [`invalidate`](CachedInode::invalidate), for data. If versions show changes of the rights by others, the
     /// cached rights stay, unless the file may lose set-id bits.
     #[inline]
-    pub(crate) fn data_changed(&self) {
+    pub(crate) fn invalidate_data(&self) {
         if self.core.fresh.is_versioned() && self.keeps_its_rights() {
-            self.names_changed();
+            self.invalidate_names();
         } else {
             self.invalidate();
         }
@@ -168,7 +168,7 @@ impl CachedInode {
     /// since.
     pub(crate) fn keep_after_change(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
-            self.keep_attr(attr, self.version_at(self.core.fresh.after_own_change(moment)));
+            self.keep_attr(attr, self.version_at(self.core.fresh.skip_own_change(moment)));
         }
     }
 
@@ -188,12 +188,12 @@ impl CachedInode {
     }
 
     /// Returns cached attributes that are still valid, with the time of creation if `birth` is set.
-    pub(crate) fn cached_attr(&self, birth: bool) -> Option<Attr> {
+    pub(crate) fn find_cached_attr(&self, birth: bool) -> Option<Attr> {
         if self.accessed.load(Relaxed) {
             return None;
         }
         let fresh = &self.core.fresh;
-        self.cached_all()
+        self.find_cached_all()
             .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, birth))
             .map(|(attr, _)| attr)
     }
@@ -215,26 +215,26 @@ impl CachedInode {
     /// changed.
     pub(crate) fn present_attr(&self) -> Option<Attr> {
         let fresh = &self.core.fresh;
-        self.cached_all()
+        self.find_cached_all()
             .filter(|(_, lasts)| matches!(lasts, AnswerValidity::While(_)))
             .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, false))
             .map(|(attr, _)| attr)
     }
 
     /// Cached attributes of which type, mode, owner and group are still valid.
-    pub(crate) fn cached_rights(&self) -> Option<Attr> {
-        self.cached(|of, _, rights| of.rights == rights)
+    pub(crate) fn find_cached_rights(&self) -> Option<Attr> {
+        self.find_cached(|of, _, rights| of.rights == rights)
             .filter(|(_, lasts)| self.core.fresh.has_rights(*lasts, self.ino))
             .map(|(attr, _)| attr)
     }
 
     /// Returns cached attributes that this client has not changed since.
-    fn cached_all(&self) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
-        self.cached(|of, all, rights| of.all == all && of.rights == rights)
+    fn find_cached_all(&self) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
+        self.find_cached(|of, all, rights| of.all == all && of.rights == rights)
     }
 
     /// Cached attributes whose version fits the present numbers.
-    fn cached(
+    fn find_cached(
         &self,
         fits: impl Fn(&AttributeVersion, u64, u64) -> bool,
     ) -> Option<(Attr, AnswerValidity<InodeVersions>)> {

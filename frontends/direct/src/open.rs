@@ -82,7 +82,7 @@ impl DirectClient {
         how: OpenHow,
     ) -> Result<Arc<FileDescription>> {
         let who = task.credentials();
-        let flags = checked(how.flags)?;
+        let flags = normalize_flags(how.flags)?;
         if how.resolve.0 & !0x3f != 0 {
             return Err(Errno::EINVAL.into());
         }
@@ -92,7 +92,7 @@ impl DirectClient {
         let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY | PATH) == 0)
             .then_some(OpenArgs { flags: OpenFlags(flags & !OF_NAMES), kill_suidgid: false });
         if opening.may_resolve() && how.resolve == ResolveFlags::default() {
-            let run = |found: CallTarget<'_>| opening.resolved(found);
+            let run = |found: CallTarget<'_>| opening.open_resolved(found);
             let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
             if let Some(file) = found {
                 return Ok(file);
@@ -108,7 +108,7 @@ impl DirectClient {
         }
         let (here, opened) = walk.node_to_open(follow, open)?;
         let told = walk.recent_attributes(&here);
-        opening.existing(here, told, opened)
+        opening.open_existing(here, told, opened)
     }
 }
 
@@ -161,7 +161,7 @@ impl DirectClient {
 }
 
 /// Normalizes the flags. Fails with `EINVAL` for an invalid combination.
-fn checked(flags: u32) -> Result<u32, Errno> {
+fn normalize_flags(flags: u32) -> Result<u32, Errno> {
     let flags = flags & !FOREIGN;
     if flags & PATH != 0 {
         return Ok(flags & (PATH | OpenFlags::DIRECTORY | OpenFlags::NOFOLLOW));
@@ -210,7 +210,7 @@ impl PendingOpen<'_> {
 
     /// Opens a file or directory that the file system has resolved. Leaves all other kinds to a walk, and directories
     /// if names below them need more than their number.
-    fn resolved(&self, found: CallTarget<'_>) -> Result<Option<Arc<FileDescription>>> {
+    fn open_resolved(&self, found: CallTarget<'_>) -> Result<Option<Arc<FileDescription>>> {
         match found.kind {
             FileKind::Regular if !self.has(OpenFlags::DIRECTORY) => {
                 self.check(&found)?;
@@ -225,7 +225,7 @@ impl PendingOpen<'_> {
     }
 
     /// Opens an existing file, unless it is `opened` already. The attributes may be known from the walk.
-    fn existing(
+    fn open_existing(
         &self,
         here: MountedInode,
         told: Option<Attr>,
@@ -397,14 +397,14 @@ impl PendingOpen<'_> {
                         &CallTarget::from_node(&found),
                         self.who,
                     )?;
-                    return self.existing(found, None, None).map(Some);
+                    return self.open_existing(found, None, None).map(Some);
                 }
                 Err(CallError::Errno(Errno::ENOENT)) => {}
                 Err(stop) => return Err(stop),
             }
             match self.make(&dir, component) {
                 Err(CallError::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => {
-                    dir.mount.name_changed(&dir.node, component.bytes());
+                    dir.mount.record_name_change(&dir.node, component.bytes());
                 }
                 result => return result.map(Some),
             }
@@ -433,7 +433,7 @@ impl PendingOpen<'_> {
             return Ok(CreateLookup::Walk);
         }
         self.client.protected.check_creation(dir, &found, self.who)?;
-        match self.resolved(found) {
+        match self.open_resolved(found) {
             // Another call has removed the file meanwhile.
             Err(CallError::Errno(Errno::ESTALE)) => Ok(CreateLookup::Missing),
             Ok(None) => Ok(CreateLookup::Walk),
@@ -452,7 +452,7 @@ impl PendingOpen<'_> {
         let name = component.name()?;
         access::check(&dir.mount, &dir.node, self.who, NeededAccess::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
-        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
         let place = (dir.node.ino(), name);
         let made = dir.mount.call(Op::CREATE, |fs| {
             match shortcuts_of(fs).create_with(&cx, place.0, name, &node, data) {
@@ -460,7 +460,8 @@ impl PendingOpen<'_> {
                 made => made,
             }
         });
-        let entry = made.inspect_err(|_| dir.mount.name_changed(&dir.node, component.bytes()))?;
+        let entry =
+            made.inspect_err(|_| dir.mount.record_name_change(&dir.node, component.bytes()))?;
         drop(dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment)));
         Ok(())
     }
@@ -479,7 +480,7 @@ impl PendingOpen<'_> {
         let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
@@ -500,7 +501,7 @@ impl PendingOpen<'_> {
         let cx = self.who.context(dir.mount.origin);
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
-        let (entry, opened) = made.map_err(crate::data::unsupported)?;
+        let (entry, opened) = made.map_err(crate::data::replace_enosys)?;
         let node = dir.mount.adopt(&entry, crate::lifetime::CallMoment::default());
         self.describe(MountedInode { node, mount: dir.mount }, Some(opened))
     }

@@ -67,7 +67,7 @@ impl OwnedFileSystem {
         let _ = rustix::io::write(std::io::stderr().as_fd(), text.as_bytes());
     }
 
-    fn around<T>(
+    fn intercept<T>(
         &self,
         _: Method,
         _: &Context<'_>,
@@ -79,28 +79,28 @@ impl OwnedFileSystem {
 }
 
 impl FileSystem for OwnedFileSystem {
-    delegate!(around inner, except negative_valid_for, attached, detached, figures, notes, forget, failure_domain,
+    delegate!(intercept inner, except negative_lifetime, attach, detach, figures, notes, forget, failure_domain,
         lifecycle, submit, setlkw, flush, release, releasedir);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
     }
 
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
         match self.owner.is_here() {
-            true => self.inner.negative_valid_for(origin),
+            true => self.inner.negative_lifetime(origin),
             false => Duration::ZERO,
         }
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         if self.owner.is_here() {
-            self.inner.attached(origin, notify);
+            self.inner.attach(origin, notify);
         }
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
-        if self.owner.is_here() { self.inner.detached(origin) } else { Ok(()) }
+    fn detach(&self, origin: Origin) -> Result<()> {
+        if self.owner.is_here() { self.inner.detach(origin) } else { Ok(()) }
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -154,7 +154,7 @@ impl FileSystem for OwnedFileSystem {
 }
 
 impl Shortcuts for OwnedFileSystem {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 impl Drop for OwnedFileSystem {

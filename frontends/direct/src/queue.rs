@@ -203,7 +203,7 @@ impl<T: Send + 'static> JobQueue<T> {
             return Err(if begun { Errno::EINPROGRESS } else { Errno::ENOENT });
         };
         drop(state);
-        self.shared.canceled(job);
+        self.shared.cancel_job(job);
         Ok(())
     }
 
@@ -226,7 +226,7 @@ impl<T: Send + 'static> JobQueue<T> {
         drop(state);
         self.shared.work.notify_all();
         self.shared.change.notify_all();
-        waiting.into_iter().for_each(|job| self.shared.canceled(job));
+        waiting.into_iter().for_each(|job| self.shared.cancel_job(job));
         let mut state = lock(&self.shared.state);
         while state.workers > 0 {
             state = wait(&self.shared.change, state);
@@ -294,7 +294,7 @@ impl<T> JobQueueShared<T> {
         self.change.notify_all();
     }
 
-    fn canceled(&self, job: QueuedJob<T>) {
+    fn cancel_job(&self, job: QueuedJob<T>) {
         drop(job.work);
         drop(self.complete_job(job.data, JobOutcome::Canceled, job.then));
     }

@@ -71,7 +71,7 @@ impl<'a> RemainingPath<'a> {
 
     /// The caller's path from the next component to the one before the last, if these are several, and the last one has no
     /// slash after it.
-    pub fn before_last(&self) -> Option<&'a [u8]> {
+    pub fn parent_path(&self) -> Option<&'a [u8]> {
         if !self.links.is_empty() {
             return None;
         }
@@ -82,7 +82,7 @@ impl<'a> RemainingPath<'a> {
         before.contains(&b'/').then_some(before)
     }
 
-    /// Continues after `before`, which [`before_last`](RemainingPath::before_last) has returned.
+    /// Continues after `before`, which [`parent_path`](RemainingPath::parent_path) has returned.
     pub fn skip(&mut self, before: &'a [u8]) {
         if let Some((start, _)) = next_in(self.path, self.at) {
             self.at = start + before.len();
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn all(rest: &mut RemainingPath<'_>) -> Vec<(String, bool, bool)> {
+    fn collect_all(rest: &mut RemainingPath<'_>) -> Vec<(String, bool, bool)> {
         let text = |c: &PathComponent<'_>| String::from_utf8_lossy(c.bytes()).into_owned();
         std::iter::from_fn(|| rest.next()).map(|c| (text(&c), c.last, c.slash)).collect()
     }
@@ -163,19 +163,19 @@ mod tests {
     fn several_names_before_the_last_one_can_be_skipped() {
         for (path, before) in [("a/b/c", "a/b"), ("/a//b/c", "a//b"), ("a/./b/c", "a/./b")] {
             let mut rest = RemainingPath::new(path.as_bytes(), 0);
-            let found = rest.before_last().unwrap();
+            let found = rest.parent_path().unwrap();
             assert_eq!(found, before.as_bytes(), "{path}");
             rest.skip(found);
-            assert_eq!(all(&mut rest), [("c".to_owned(), true, false)], "{path}");
+            assert_eq!(collect_all(&mut rest), [("c".to_owned(), true, false)], "{path}");
         }
         for path in ["", "/", "a", "a/b", "/a/b", "a/b/", "a/b/c/"] {
-            assert_eq!(RemainingPath::new(path.as_bytes(), 0).before_last(), None, "{path}");
+            assert_eq!(RemainingPath::new(path.as_bytes(), 0).parent_path(), None, "{path}");
         }
         let mut rest = RemainingPath::new(b"a/b/c/d", 0);
         rest.next();
-        assert_eq!(rest.before_last(), Some(&b"b/c"[..]));
+        assert_eq!(rest.parent_path(), Some(&b"b/c"[..]));
         rest.push(b"x/y".to_vec());
-        assert_eq!(rest.before_last(), None);
+        assert_eq!(rest.parent_path(), None);
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(rest.text(), b"x//y/b//");
         let expected = [("x", false, true), ("y", false, false), ("b", true, true)]
             .map(|(n, l, s)| (n.into(), l, s));
-        assert_eq!(all(&mut rest), expected);
+        assert_eq!(collect_all(&mut rest), expected);
     }
 
     #[test]
@@ -195,11 +195,11 @@ mod tests {
         let mut rest = RemainingPath::new(b"l/", 0);
         rest.next();
         rest.push(b"t".to_vec());
-        assert_eq!(all(&mut rest), [("t".into(), true, true)]);
+        assert_eq!(collect_all(&mut rest), [("t".into(), true, true)]);
         let mut rest = RemainingPath::new(b"l", 0);
         rest.next();
         rest.push(b"t/".to_vec());
-        assert_eq!(all(&mut rest), [("t".into(), true, true)]);
+        assert_eq!(collect_all(&mut rest), [("t".into(), true, true)]);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Drop for UncheckedOpen {
         let Some(opened) = self.opened.take() else { return };
         let cx = Context::new(self.caller).from_origin(self.mount.origin);
         let file = File { ino: self.ino, fh: opened.fh };
-        let args = ReleaseArgs::of(self.flags);
+        let args = ReleaseArgs::from_flags(self.flags);
         let _ = self.mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
     }
 }
@@ -121,7 +121,12 @@ impl<'a> CallTarget<'a> {
         CallTarget { mount, ino, kind, known: KnownInode::Node { node, told, fh }, opened: None }
     }
 
-    fn resolved(mount: &'a Arc<ClientMount>, ino: Ino, attr: Attr, moment: CallMoment) -> Self {
+    fn from_resolved(
+        mount: &'a Arc<ClientMount>,
+        ino: Ino,
+        attr: Attr,
+        moment: CallMoment,
+    ) -> Self {
         CallTarget {
             mount,
             ino,
@@ -133,7 +138,7 @@ impl<'a> CallTarget<'a> {
 
     /// Returns an inode of which only the attributes are known, and nothing is cached.
     pub fn from_attr(mount: &'a Arc<ClientMount>, attr: Attr) -> Self {
-        CallTarget::resolved(mount, Ino(0), attr, mount.moment())
+        CallTarget::from_resolved(mount, Ino(0), attr, mount.current_moment())
     }
 
     /// The inode, which was opened already if `opened` is a file.
@@ -196,7 +201,7 @@ impl<'a> CallTarget<'a> {
         match &self.known {
             KnownInode::Node { node, .. } => node.invalidate(),
             // The inode may have got a node by a name or an open file.
-            KnownInode::Attr(..) => self.mount.inode_changed(self.ino),
+            KnownInode::Attr(..) => self.mount.invalidate_node(self.ino),
         }
     }
 
@@ -251,7 +256,7 @@ impl DirectClient {
         run: impl FnOnce(CallTarget<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         let done = self.start(task, (at, path), |mount, from, (path, is_dir)| {
-            let (cx, moment) = (who.context(mount.origin), mount.moment());
+            let (cx, moment) = (who.context(mount.origin), mount.current_moment());
             let answer = match open {
                 Some(args) => mount.resolve_to_open(&cx, from, path, args)?,
                 None => mount.resolve(&cx, from, path)?.map(|answer| (answer, None)),
@@ -271,7 +276,7 @@ impl DirectClient {
                     if is_link || is_dir && attr.kind != FileKind::Directory {
                         return Ok(None);
                     }
-                    run(CallTarget::resolved(mount, ino, attr, moment).with_open(opened))
+                    run(CallTarget::from_resolved(mount, ino, attr, moment).with_open(opened))
                 }
                 PathResolution::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())
@@ -298,7 +303,7 @@ impl DirectClient {
             return None;
         }
         let table = self.mounts.load();
-        let found = if is_absolute { table.prefix(path) } else { table.named(path) };
+        let found = if is_absolute { table.prefix(path) } else { table.find_named(path) };
         if let Some((mount, len)) = found {
             let rest = path[len..].strip_prefix(b"/")?;
             return with_normal_form(rest, |rest| {
@@ -364,7 +369,7 @@ impl ClientMount {
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<Option<PathResolution>> {
-        self.resolved(self.call(Op::RESOLVE, |fs| shortcuts_of(fs).resolve(cx, from, path)))
+        self.check_answer(self.call(Op::RESOLVE, |fs| shortcuts_of(fs).resolve(cx, from, path)))
     }
 
     fn resolve_to_open(
@@ -375,11 +380,11 @@ impl ClientMount {
         args: OpenArgs,
     ) -> Result<Option<(PathResolution, Option<OpenReply>)>> {
         let call = |fs: &dyn FileSystem| shortcuts_of(fs).resolve_to_open(cx, from, path, args);
-        self.resolved(self.call(Op::RESOLVE, call))
+        self.check_answer(self.call(Op::RESOLVE, call))
     }
 
     /// An answer for a path; `None` if there is none, and the caller must walk.
-    fn resolved<T>(&self, answer: Result<T>) -> Result<Option<T>> {
+    fn check_answer<T>(&self, answer: Result<T>) -> Result<Option<T>> {
         match answer {
             Err(Errno::ENOSYS) => {
                 self.lacks_resolve.store(true, Relaxed);
@@ -400,10 +405,10 @@ impl ClientMount {
         who: &TaskCredentials,
     ) -> Result<CallTarget<'a>> {
         if self.may_resolve() {
-            let moment = self.moment();
+            let moment = self.current_moment();
             match self.resolve(&who.context(self.origin), dir.ino(), name.into())? {
                 Some(PathResolution::Inode { ino, attr, .. }) => {
-                    return Ok(CallTarget::resolved(self, ino, attr, moment));
+                    return Ok(CallTarget::from_resolved(self, ino, attr, moment));
                 }
                 Some(PathResolution::Missing { .. }) => return Err(Errno::ENOENT),
                 Some(PathResolution::Walk) | None => {}

@@ -36,7 +36,7 @@ impl CallError {
         }
     }
 
-    pub(crate) fn outside(path: Option<Vec<u8>>) -> Self {
+    pub(crate) fn outside_mounts(path: Option<Vec<u8>>) -> Self {
         CallError::Outside(OutsidePaths { path, second: None })
     }
 }

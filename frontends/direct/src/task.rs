@@ -62,7 +62,7 @@ impl ClientTask {
 
     /// The current state of this process: credentials, umask (from `/proc/self/status`, or 022 if
     /// that fails), `RLIMIT_FSIZE` and working directory.
-    pub fn of_this_process() -> Result<Self, Errno> {
+    pub fn for_this_process() -> Result<Self, Errno> {
         let cwd = std::env::current_dir().map_err(Errno::from)?;
         let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
         let task = ClientTask::new(TaskCredentials::read_calling_thread()?, WorkDir::Outside(cwd));
@@ -169,7 +169,7 @@ impl ClientTask {
 
     /// The owner of the record locks of this process.
     pub(crate) fn lock_owner(&self) -> LockOwner {
-        LockOwner::of_process(self.pid.load(Relaxed))
+        LockOwner::for_process(self.pid.load(Relaxed))
     }
 
     pub(crate) fn raw_file_size_limit(&self) -> u64 {

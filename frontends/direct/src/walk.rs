@@ -171,7 +171,7 @@ impl DirectClient {
             return Ok(walk);
         }
         let table = self.mounts.load();
-        let found = if path[0] == b'/' { table.prefix(path) } else { table.named(path) };
+        let found = if path[0] == b'/' { table.prefix(path) } else { table.find_named(path) };
         if let Some((mount, len)) = found {
             walk.rest = RemainingPath::new(path, len);
             walk.enter(MountedInode::root(mount))?;
@@ -184,7 +184,7 @@ impl DirectClient {
             walk.begin_at(task, at, is_free)?;
         }
         if matches!(walk.at, WalkPosition::Outside(_)) && !table.has_paths() {
-            return Err(CallError::outside(None));
+            return Err(CallError::outside_mounts(None));
         }
         Ok(walk)
     }
@@ -195,7 +195,7 @@ impl<'a> PathWalk<'a> {
         match at {
             WalkStart::Cwd => task.with_cwd(|cwd| match cwd {
                 WorkDir::Inside(held) => self.begin_in(&held.here, is_free),
-                WorkDir::Outside(path) => self.at = WalkPosition::Outside(trimmed(path)),
+                WorkDir::Outside(path) => self.at = WalkPosition::Outside(trim(path)),
             }),
             WalkStart::Dir(dir) => {
                 if !dir.inode().node.is_dir() {
@@ -204,7 +204,7 @@ impl<'a> PathWalk<'a> {
                 self.begin_in(dir.inode(), is_free);
             }
             WalkStart::Itself(file) => self.begin_in(file.inode(), is_free),
-            WalkStart::Path(path) => self.at = WalkPosition::Outside(trimmed(path)),
+            WalkStart::Path(path) => self.at = WalkPosition::Outside(trim(path)),
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ impl<'a> PathWalk<'a> {
     /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same names lately.
     /// This takes no shared reference count, except the mount's.
     fn skip_to_last_directory(&mut self, here: &MountedInode) -> bool {
-        let Some(path) = self.rest.before_last() else { return false };
+        let Some(path) = self.rest.parent_path() else { return false };
         let Some(begin) = here.mount.begin(&here.node) else { return false };
         let Some(found) = here.mount.prefix_cache().get_path(begin.parent, path, self.who) else {
             self.by_names = Some((begin, path));
@@ -353,7 +353,7 @@ impl<'a> PathWalk<'a> {
         let WalkPosition::Outside(path) = &self.at else { return Ok(None) };
         match self.client.mounts.load().prefix(path) {
             Some((mount, len)) if len == path.len() => Ok(Some(MountedInode::root(mount))),
-            _ => Err(CallError::outside(Some(absolute(path, &[])))),
+            _ => Err(CallError::outside_mounts(Some(join_rest(path, &[])))),
         }
     }
 
@@ -440,20 +440,20 @@ impl<'a> PathWalk<'a> {
     /// Returns the attributes of the inode at the end of the walk, if all of them arrived from the file system during
     /// the walk. They need no request, even if nothing is cached.
     pub fn final_attributes(&self, here: &MountedInode) -> Option<Attr> {
-        let ReachedAttributes::Now(attr) = self.reached_attributes(here) else { return None };
+        let ReachedAttributes::Now(attr) = self.find_reached_attributes(here) else { return None };
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         is_whole.then_some(attr)
     }
 
     /// Returns the attributes of the inode that permission checks use, if the last step of the walk found them.
     pub fn recent_attributes(&self, here: &MountedInode) -> Option<Attr> {
-        match self.reached_attributes(here) {
+        match self.find_reached_attributes(here) {
             ReachedAttributes::Now(attr) | ReachedAttributes::Lately(attr) => Some(attr),
             ReachedAttributes::Nothing => None,
         }
     }
 
-    fn reached_attributes(&self, here: &MountedInode) -> ReachedAttributes {
+    fn find_reached_attributes(&self, here: &MountedInode) -> ReachedAttributes {
         let last = self.told.take();
         let told = last.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
         let told = told.map_or(ReachedAttributes::Nothing, |(_, told)| *told);
@@ -464,7 +464,7 @@ impl<'a> PathWalk<'a> {
     fn topmost(&self, mut here: MountedInode) -> Result<MountedInode> {
         while here.node.covers.load(std::sync::atomic::Ordering::Relaxed) > 0 {
             let table = self.client.mounts.load();
-            let Some(mount) = table.covering(here.mount.id, here.node.ino()) else { break };
+            let Some(mount) = table.find_covering(here.mount.id, here.node.ino()) else { break };
             if self.resolve.has(ResolveFlags::NO_XDEV) {
                 return Err(Errno::EXDEV.into());
             }
@@ -587,8 +587,8 @@ impl<'a> PathWalk<'a> {
                 }
             }
             let left = |path: &[u8], rest: &RemainingPath<'_>| {
-                let full = absolute(path, &rest.text());
-                CallError::outside((!original).then_some(full))
+                let full = join_rest(path, &rest.text());
+                CallError::outside_mounts((!original).then_some(full))
             };
             if !kernel_walk::may_lead_in(&table, &path, self.client.follows_kernel_links()) {
                 return Err(left(&path, &self.rest));
@@ -622,8 +622,8 @@ impl<'a> PathWalk<'a> {
                                     || !kernel_walk::leads_into_mount(&table, &path, &text)) =>
                         {
                             path.truncate(dir_len);
-                            let full = absolute(&path, &before);
-                            return Err(CallError::outside((!original).then_some(full)));
+                            let full = join_rest(&path, &before);
+                            return Err(CallError::outside_mounts((!original).then_some(full)));
                         }
                         kernel_walk::OutsideStep::Link(text) => {
                             self.count_link()?;
@@ -638,7 +638,7 @@ impl<'a> PathWalk<'a> {
 }
 
 /// A path as text: the part walked and the rest.
-fn absolute(path: &[u8], rest: &[u8]) -> Vec<u8> {
+fn join_rest(path: &[u8], rest: &[u8]) -> Vec<u8> {
     if rest.is_empty() && !path.is_empty() {
         return path.to_vec();
     }
@@ -650,7 +650,7 @@ fn absolute(path: &[u8], rest: &[u8]) -> Vec<u8> {
     full
 }
 
-fn trimmed(path: &[u8]) -> Vec<u8> {
+fn trim(path: &[u8]) -> Vec<u8> {
     let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
     path[..end].to_vec()
 }

@@ -133,7 +133,7 @@ fn get(
     let cx = who.context(found.mount.origin);
     let room = room.min(VALUE_MAX);
     let got = found.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, found.ino, checked, room));
-    got.map_err(crate::data::unsupported)
+    got.map_err(crate::data::replace_enosys)
 }
 
 fn list(found: &CallTarget<'_>, who: &TaskCredentials, room: usize) -> Result<Xattr, Errno> {
@@ -169,14 +169,14 @@ fn set(
     let ino = found.ino;
     let result = found.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
     invalidate_for_xattr(found, name);
-    result.map_err(crate::data::unsupported)
+    result.map_err(crate::data::replace_enosys)
 }
 
 /// Invalidates cached data that depends on an attribute.
 fn invalidate_for_xattr(found: &CallTarget<'_>, name: &[u8]) {
     found.invalidate();
     if found.is_dir() && name.starts_with(b"system.posix_acl_") {
-        found.mount.path_changed();
+        found.mount.record_path_change();
     }
 }
 
@@ -187,7 +187,7 @@ fn remove(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<
     let ino = found.ino;
     let result = found.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
     invalidate_for_xattr(found, name);
-    result.map_err(crate::data::unsupported)
+    result.map_err(crate::data::replace_enosys)
 }
 
 fn may_read(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<(), Errno> {

@@ -21,7 +21,7 @@ pub use check::resolve;
 pub use error::{MountError, UnmountError};
 pub use helper::HelperWatch;
 pub use info::{
-    MountEntry, ServerLiveness, all_mounts, connection_id, fuse_mounts, is_dead_mount, liveness,
+    MountEntry, ServerLiveness, connection_id, fuse_mounts, is_dead_mount, list_mounts, liveness,
     parse_mountinfo,
 };
 pub use options::{ApplyOutcome, MountOptions, OptionError, RootKind, mount_option_names};
@@ -94,7 +94,7 @@ pub enum MountMethod {
 /// `/dev/fd/N` takes over file descriptor N, which the parent process opened and mounted
 /// (mount.fuse3's `drop_privileges`); the caller must not use N itself.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<PreparedMount, MountError> {
-    if let Some(fd) = inherited_fd(mountpoint) {
+    if let Some(fd) = parse_inherited_fd(mountpoint) {
         return inherit(fd, mountpoint);
     }
     let target = check::target(mountpoint, options)?;
@@ -109,7 +109,7 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<PreparedMount,
 }
 
 /// Returns the result of [`MountOptions::syncfs`] if only root may mount that way.
-fn no_root(options: &MountOptions) -> SyncFs {
+fn decide_without_root(options: &MountOptions) -> SyncFs {
     match options.syncfs {
         Some(true) => SyncFs::Impossible { step: "fsopen of fuseblk", errno: Errno::PERM },
         _ => SyncFs::NotWanted,
@@ -128,7 +128,7 @@ fn mount_by_helper(
 }
 
 /// The N of `/dev/fd/N`.
-fn inherited_fd(mountpoint: &Path) -> Option<RawFd> {
+fn parse_inherited_fd(mountpoint: &Path) -> Option<RawFd> {
     let number = mountpoint.to_str()?.strip_prefix("/dev/fd/")?;
     let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     if digits { number.parse().ok() } else { None }

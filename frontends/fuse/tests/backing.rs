@@ -80,7 +80,7 @@ fn the_kernel_writes_to_a_backing_file_without_fsetid_if_the_file_system_request
         let served = Arc::new(BackedDirectory { lower, without_fsetid });
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let session = Session::start(mounted.device, served, &SessionOptions::default()).unwrap();
-        let passes = session.negotiated().uses(defuse_fuse::abi::FUSE_PASSTHROUGH);
+        let passes = session.negotiated_init().uses(defuse_fuse::abi::FUSE_PASSTHROUGH);
         let written = passes.then(|| {
             let mut file = fs::File::options().write(true).open(dir.path().join("file"))?;
             file.write_all(b"new")

@@ -133,7 +133,7 @@ impl ScriptedFileSystem {
             ReadScript::Wait | ReadScript::WaitForever => {}
         }
         while !self.gate.load(Ordering::Acquire) {
-            if script == ReadScript::Wait && cx.interrupted() {
+            if script == ReadScript::Wait && cx.is_interrupted() {
                 return Err(Errno::EINTR);
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -149,10 +149,10 @@ impl FileSystem for ScriptedFileSystem {
         let locks = LockSupport::FileSystem;
         Caps { locks, exclusive: true, submits, birth_times, ..Caps::default() }
     }
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
     }
-    fn detached(&self, _: Origin) -> Result<()> {
+    fn detach(&self, _: Origin) -> Result<()> {
         self.detached.store(true, Ordering::Release);
         Ok(())
     }
@@ -289,10 +289,10 @@ struct SessionMount {
 
 impl SessionMount {
     fn new(options: &SessionOptions) -> Option<SessionMount> {
-        SessionMount::of(ScriptedFileSystem::new(), options)
+        SessionMount::mount(ScriptedFileSystem::new(), options)
     }
 
-    fn of(fs: Arc<ScriptedFileSystem>, options: &SessionOptions) -> Option<SessionMount> {
+    fn mount(fs: Arc<ScriptedFileSystem>, options: &SessionOptions) -> Option<SessionMount> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
             return None;
@@ -353,19 +353,21 @@ fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-fn over(transport: IoUring) -> SessionOptions {
+fn make_options(transport: IoUring) -> SessionOptions {
     SessionOptions { io_uring: transport, ..SessionOptions::default() }
 }
 
 fn one_worker() -> SessionOptions {
-    SessionOptions { workers: Some(1), ..over(IoUring::Off) }
+    SessionOptions { workers: Some(1), ..make_options(IoUring::Off) }
 }
 
 /// The minimum number of workers for the transport.
 fn few_workers(transport: IoUring) -> SessionOptions {
     let processors = std::thread::available_parallelism().unwrap().get();
     match transport {
-        IoUring::Required => SessionOptions { workers: Some(processors + 1), ..over(transport) },
+        IoUring::Required => {
+            SessionOptions { workers: Some(processors + 1), ..make_options(transport) }
+        }
         _ => one_worker(),
     }
 }
@@ -410,7 +412,7 @@ fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
 /// (`defuse_fs::Frontends`).
 #[test]
 fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
-    let Some(mount) = SessionMount::new(&over(IoUring::Off)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(IoUring::Off)) else { return };
     mount.fs.set(ReadScript::WaitForever);
     let made = std::thread::spawn({
         let path = mount.dir.path().join("dir");
@@ -470,7 +472,7 @@ fn without_signals_an_interrupt_is_reported_to_the_handler() {
 #[test]
 fn a_session_that_is_stopped_leaves_its_mount_without_a_server() {
     for transport in [IoUring::Off, IoUring::Auto] {
-        let Some(mut mount) = SessionMount::new(&over(transport)) else { return };
+        let Some(mut mount) = SessionMount::new(&make_options(transport)) else { return };
         assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
         let session = mount.session.take().unwrap();
         let stopper = session.stopper();
@@ -504,7 +506,7 @@ fn a_file_system_is_chosen_when_the_kernel_has_offered_its_capabilities() {
     let session = session.unwrap();
     let mut mount = SessionMount { dir, fs, session: None };
     assert!(u64::from(offered) & defuse_fuse::abi::FUSE_ASYNC_READ != 0);
-    assert_eq!(session.negotiated().max_write, 8192);
+    assert_eq!(session.negotiated_init().max_write, 8192);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     mount.session = Some(session);
     assert!(mount.end().1);
@@ -530,7 +532,7 @@ fn requests_behind_a_stuck_worker_are_not_lost() {
 }
 
 fn a_handler_that_hangs_does_not_prevent_an_abort(transport: IoUring) {
-    let Some(mut mount) = SessionMount::new(&over(transport)) else { return };
+    let Some(mut mount) = SessionMount::new(&make_options(transport)) else { return };
     mount.fs.set(ReadScript::WaitForever);
     let mut reader = mount.reader();
     eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
@@ -545,7 +547,7 @@ fn a_handler_that_hangs_does_not_prevent_an_abort(transport: IoUring) {
 
 #[test]
 fn workers_appear_when_handlers_block_and_retire_never_below_one() {
-    let options = SessionOptions { workers: Some(6), ..over(IoUring::Off) };
+    let options = SessionOptions { workers: Some(6), ..make_options(IoUring::Off) };
     let Some(mount) = SessionMount::new(&options) else { return };
     mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..10).map(|_| mount.reader()).collect();
@@ -567,14 +569,14 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
     assert!(mount.end().1);
 }
 
-fn by_policy(policy: ThreadPolicy, workers: usize) -> SessionOptions {
-    SessionOptions { policy, workers: Some(workers), ..over(IoUring::Auto) }
+fn make_policy_options(policy: ThreadPolicy, workers: usize) -> SessionOptions {
+    SessionOptions { policy, workers: Some(workers), ..make_options(IoUring::Auto) }
 }
 
 /// The rules of the paper: two threads from the first request on, one more for each blocked one up to the
 /// maximum, and none ends.
 fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
-    let Some(mount) = SessionMount::new(&by_policy(policy, 5)) else { return };
+    let Some(mount) = SessionMount::new(&make_policy_options(policy, 5)) else { return };
     for _ in 0..200 {
         std::fs::metadata(mount.file()).unwrap();
         mount.fs.notifier().invalidate_inode(FILE, None).unwrap();
@@ -595,7 +597,7 @@ fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
     mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     assert_eq!((mount.gauge("workers"), mount.gauge("workers_retired")), (5, 0));
-    let decisions = mount.session.as_ref().unwrap().negotiated().clone();
+    let decisions = mount.session.as_ref().unwrap().negotiated_init().clone();
     assert_eq!((decisions.policy, decisions.uses(1 << 41)), (policy, false), "no io_uring");
     assert!(mount.end().1);
 }
@@ -613,7 +615,9 @@ fn threads_follow_the_rules_of_the_paper_on_merged_readers() {
 /// An INTERRUPT is received although all threads that there may be are in handlers.
 #[test]
 fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
-    let Some(mount) = SessionMount::new(&by_policy(ThreadPolicy::Paper, 2)) else { return };
+    let Some(mount) = SessionMount::new(&make_policy_options(ThreadPolicy::Paper, 2)) else {
+        return;
+    };
     mount.fs.set(ReadScript::Wait);
     let mut readers: Vec<Child> = (0..4).map(|_| mount.reader()).collect();
     eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 2);
@@ -635,7 +639,7 @@ fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own()
     {
         let fs = ScriptedFileSystem::new();
         fs.submits.store(true, Ordering::Release);
-        let Some(mount) = SessionMount::of(fs, &by_policy(policy, 3)) else { return };
+        let Some(mount) = SessionMount::mount(fs, &make_policy_options(policy, 3)) else { return };
         assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
         let submitted = mount.fs.submitted.load(Ordering::Acquire);
         assert_eq!(submitted > 0, is_submitted, "{policy:?}");
@@ -645,13 +649,13 @@ fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own()
 
 #[test]
 fn the_policies_of_the_paper_are_refused_over_io_uring() {
-    if SessionMount::new(&over(IoUring::Required)).is_none() {
+    if SessionMount::new(&make_options(IoUring::Required)).is_none() {
         return;
     }
     for policy in [ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let dir = tempfile::tempdir().unwrap();
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
-        let options = SessionOptions { policy, ..over(IoUring::Required) };
+        let options = SessionOptions { policy, ..make_options(IoUring::Required) };
         let refused =
             Session::start(mounted.device, ScriptedFileSystem::new(), &options).err().unwrap();
         assert!(refused.to_string().contains("paper and merged"), "{refused}");
@@ -667,7 +671,7 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
             io_uring: IoUring::Off,
             // The number of a mount for several users is exceeded while all threads are stuck.
             default_permissions: false,
-            ..by_policy(policy, 2)
+            ..make_policy_options(policy, 2)
         };
         let Some(mount) = SessionMount::new(&options) else { return };
         let workers = mount.session.as_ref().unwrap().workers();
@@ -706,7 +710,7 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
 
 #[test]
 fn the_number_of_threads_over_io_uring_is_fixed() {
-    let Some(mount) = SessionMount::new(&over(IoUring::Required)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(IoUring::Required)) else { return };
     let workers = mount.session.as_ref().unwrap().workers();
     assert_eq!(workers.resize(4), Err(ResizeError::OverRings));
     assert!(mount.end().1);
@@ -718,8 +722,8 @@ fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
     for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let fs = ScriptedFileSystem::new();
         fs.has_parts.store(true, Ordering::Release);
-        let options = SessionOptions { io_uring: IoUring::Off, ..by_policy(policy, 4) };
-        let Some(mount) = SessionMount::of(fs, &options) else { return };
+        let options = SessionOptions { io_uring: IoUring::Off, ..make_policy_options(policy, 4) };
+        let Some(mount) = SessionMount::mount(fs, &options) else { return };
         let other = mount.dir.path().join("other");
         assert_eq!(std::fs::read(&other).unwrap(), b"other");
         mount.fs.set(ReadScript::Wait);
@@ -756,8 +760,8 @@ fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
 fn a_large_write_that_waits_for_its_part_keeps_its_data() {
     let fs = ScriptedFileSystem::new();
     fs.has_parts.store(true, Ordering::Release);
-    let options = SessionOptions { workers: Some(4), ..over(IoUring::Off) };
-    let Some(mount) = SessionMount::of(fs, &options) else { return };
+    let options = SessionOptions { workers: Some(4), ..make_options(IoUring::Off) };
+    let Some(mount) = SessionMount::mount(fs, &options) else { return };
     mount.fs.set(ReadScript::WaitForever);
     let open = |name| {
         let path = mount.dir.path().join(name);
@@ -821,7 +825,7 @@ fn an_interrupt_reaches_a_deferred_request(transport: IoUring) {
 }
 
 fn every_lookup_is_returned(transport: IoUring) {
-    let Some(mount) = SessionMount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(transport)) else { return };
     for _ in 0..50 {
         assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
         let parent = Name::new(b"file").unwrap();
@@ -838,7 +842,7 @@ fn every_lookup_is_returned(transport: IoUring) {
 }
 
 fn notifications_reach_the_page_cache(transport: IoUring) {
-    let Some(mount) = SessionMount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(transport)) else { return };
     let notify = mount.fs.notifier();
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     *mount.fs.content.lock().unwrap() = b"CONTENT".to_vec();
@@ -858,7 +862,7 @@ fn notifications_reach_the_page_cache(transport: IoUring) {
     drop(file);
     let name = Name::new(b"file").unwrap();
     for result in [
-        notify.deleted(Ino::ROOT, FILE, name),
+        notify.notify_delete(Ino::ROOT, FILE, name),
         notify.invalidate_entry(Ino::ROOT, name, true),
         notify.increment_epoch(),
         notify.prune(&[FILE]),
@@ -872,7 +876,7 @@ fn notifications_reach_the_page_cache(transport: IoUring) {
 }
 
 fn poll_is_woken_by_a_notification(transport: IoUring) {
-    let Some(mount) = SessionMount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(transport)) else { return };
     let file = std::fs::File::open(mount.file()).unwrap();
     let polling = std::thread::spawn(move || {
         let mut fds = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
@@ -889,7 +893,7 @@ fn poll_is_woken_by_a_notification(transport: IoUring) {
 }
 
 fn statx_returns_the_birth_time(transport: IoUring) {
-    let Some(mount) = SessionMount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&make_options(transport)) else { return };
     let created = std::fs::metadata(mount.file()).unwrap().created();
     let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
     assert_eq!(created.map_err(|error: io::Error| error.kind()), Ok(7));
@@ -899,7 +903,7 @@ fn statx_returns_the_birth_time(transport: IoUring) {
 fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
     let fs = ScriptedFileSystem::new();
     fs.no_birth_times.store(true, Ordering::Release);
-    let Some(mount) = SessionMount::of(fs, &over(transport)) else { return };
+    let Some(mount) = SessionMount::mount(fs, &make_options(transport)) else { return };
     for name in ["file", "other", "file", "other"] {
         let attributes = std::fs::metadata(mount.dir.path().join(name)).unwrap();
         assert!(attributes.is_file() && attributes.created().is_err(), "{name}");
@@ -935,7 +939,7 @@ fn sleeping_handlers_do_not_block_a_ring() {
 }
 
 fn sleepers_leave_a_worker() {
-    let options = SessionOptions { workers: Some(16), ..over(IoUring::Required) };
+    let options = SessionOptions { workers: Some(16), ..make_options(IoUring::Required) };
     let Some(mount) = SessionMount::new(&options) else { return };
     mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..8).map(|_| mount.reader()).collect();
@@ -954,7 +958,7 @@ fn sleepers_leave_a_worker() {
 /// A new thread needs the processor of its queue, and another program uses this processor most of the time.
 #[test]
 fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
-    if SessionMount::new(&over(IoUring::Required)).is_none() {
+    if SessionMount::new(&make_options(IoUring::Required)).is_none() {
         return;
     }
     let busy = "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.01; done";
@@ -1006,8 +1010,8 @@ fn requests_continue_after_many_waits_for_locks() {
 
 #[test]
 fn unavailable_rings_are_refused_with_the_reason() {
-    let options = SessionOptions { workers: Some(1), ..over(IoUring::Required) };
-    if SessionMount::new(&over(IoUring::Required)).is_none() {
+    let options = SessionOptions { workers: Some(1), ..make_options(IoUring::Required) };
+    if SessionMount::new(&make_options(IoUring::Required)).is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -1017,9 +1021,9 @@ fn unavailable_rings_are_refused_with_the_reason() {
     assert!(refused.to_string().contains("workers="), "{refused}");
     let _ = mount::unmount(dir.path(), true);
     // Unless rings are required, the device is used, and the reason is recorded.
-    let options = SessionOptions { workers: Some(1), ..over(IoUring::Auto) };
+    let options = SessionOptions { workers: Some(1), ..make_options(IoUring::Auto) };
     let mount = SessionMount::new(&options).unwrap();
-    let decisions = &mount.session.as_ref().unwrap().negotiated().decisions;
+    let decisions = &mount.session.as_ref().unwrap().negotiated_init().decisions;
     let decision = decisions.iter().find(|decision| decision.name == "OVER_IO_URING").unwrap();
     assert!(!decision.used && !decision.reason.is_empty(), "{decision}");
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
@@ -1030,11 +1034,11 @@ fn unavailable_rings_are_refused_with_the_reason() {
 #[test]
 fn sessions_leave_nothing_behind() {
     for transport in [IoUring::Off, IoUring::Required] {
-        let Some(mount) = SessionMount::new(&over(transport)) else { continue };
+        let Some(mount) = SessionMount::new(&make_options(transport)) else { continue };
         assert!(mount.end().1);
         let most = std::env::var("DEFUSE_SESSIONS").ok().and_then(|text| text.parse().ok());
         for _ in 0..most.unwrap_or(20) {
-            let mount = SessionMount::new(&over(transport)).unwrap();
+            let mount = SessionMount::new(&make_options(transport)).unwrap();
             assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
             assert!(mount.end().1);
         }
@@ -1052,7 +1056,7 @@ fn a_mount_releases_caches_while_memory_is_short() {
     let memory_pressure = place.path().join("memory");
     std::fs::write(&memory_pressure, "some avg10=0.00 avg60=90.00\n").unwrap();
     let options =
-        SessionOptions { memory_pressure: memory_pressure.clone(), ..over(IoUring::Auto) };
+        SessionOptions { memory_pressure: memory_pressure.clone(), ..make_options(IoUring::Auto) };
     let Some(mount) = SessionMount::new(&options) else { return };
     // statfs keeps the session busy, which checks about once a second.
     let relieved_within = |time: Duration| {

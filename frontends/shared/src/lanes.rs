@@ -203,7 +203,7 @@ impl LanePort {
 
     /// The next request of any lane.
     fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
-        let taken = self.server().take(room, number_of_request, copied);
+        let taken = self.server().take(room, number_of_request, count_copied);
         let Some(arrived) = taken.map_err(|why| self.end(why))? else { return Ok(None) };
         self.row.fetch_add(1, Ordering::Relaxed);
         // The header has the length of the message in the lane.
@@ -251,7 +251,7 @@ impl LanePort {
             Err(errno) => Err(errno),
         };
         self.server().wake_up();
-        match self.sorted(received) {
+        match self.handle_message(received) {
             Ok(None) => self.take(room)?.ok_or(Errno::EAGAIN),
             Ok(Some(len)) => Ok(len),
             Err(errno) => Err(errno),
@@ -261,17 +261,17 @@ impl LanePort {
     /// A message of the socket.
     fn message_now(&self, room: &mut [u8]) -> Result<usize> {
         self.row.store(0, Ordering::Relaxed);
-        self.sorted(self.now.receive(room))?.ok_or(Errno::EAGAIN)
+        self.handle_message(self.now.receive(room))?.ok_or(Errno::EAGAIN)
     }
 
     /// Handles messages about lanes, and returns the length of other messages.
-    fn sorted(&self, received: Result<usize>) -> Result<Option<usize>> {
+    fn handle_message(&self, received: Result<usize>) -> Result<Option<usize>> {
         match received? {
             BELL => Ok(None),
             MORE => {
                 let block = self.blocks.add();
                 offer(&*self.messages, block.as_ref().map(AsFd::as_fd))?;
-                self.server().notified();
+                self.server().publish_notification();
                 Ok(None)
             }
             len => Ok(Some(len)),
@@ -295,7 +295,7 @@ impl ReplyPort for LanePort {
         }
         self.messages.send(parts)?;
         if number == 0 {
-            self.server().notified();
+            self.server().publish_notification();
         }
         Ok(())
     }
@@ -345,7 +345,7 @@ impl RequestPort for LanePort {
 }
 
 impl SharedData for LanePort {
-    fn left(&self, unique: u64) -> usize {
+    fn unreceived_len(&self, unique: u64) -> usize {
         lane_of(unique).map_or(0, |lane| self.server().remaining(lane, unique))
     }
 
@@ -384,7 +384,7 @@ impl SharedData for LanePort {
         self.server().address_of_room((lane_of(unique)?, unique), part)
     }
 
-    fn room(&self, unique: u64) -> usize {
+    fn max_reply_len(&self, unique: u64) -> usize {
         lane_of(unique).map_or(0, |lane| self.server().reply_capacity(lane, unique))
     }
 
@@ -402,7 +402,7 @@ impl SharedData for LanePort {
 }
 
 /// The bytes that are copied at once out of a lane with a message of `len` bytes, which begins with `head`.
-fn copied(head: &[u8], len: usize) -> usize {
+fn count_copied(head: &[u8], len: usize) -> usize {
     let opcode = u32::from_ne_bytes(bytes_at(head, std::mem::offset_of!(InHeader, opcode)));
     let stays = opcode == Opcode::Write as u32 && len > WRITE_LEAD + COPIED_MOST;
     if stays { WRITE_LEAD } else { len }

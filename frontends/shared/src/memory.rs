@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn the_counts_of_groups_are_those_that_the_bound_has_whatever_its_policy() {
         for policy in ["lru", "lfu", "arc", "s3-fifo", "plain-e", "e"] {
-            let policy = PolicyKind::named(policy).unwrap();
+            let policy = PolicyKind::from_name(policy).unwrap();
             let parts = PartDivision {
                 count: 2,
                 of: Arc::new(|ino| (ino.0 < 3).then_some(ino.0 as usize - 1)),

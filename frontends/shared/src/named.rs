@@ -117,7 +117,7 @@ impl NameMemories {
     }
 
     /// True if a published name leads to the inode.
-    pub(crate) fn have(&self, ino: Ino) -> bool {
+    pub(crate) fn has_name_of(&self, ino: Ino) -> bool {
         self.lock_memories().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
     }
 
@@ -132,7 +132,7 @@ impl NameMemories {
         let moment = AttributeStamp::now(version);
         // Attributes that change meanwhile are newer than the version, with which no client uses them.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
-        let attributes = encoded(&attr, (fs, cx), ino);
+        let attributes = encode_attributes(&attr, (fs, cx), ino);
         for board in self.lock_memories().iter() {
             let inodes = board.inodes(ino.0);
             for place in inodes.get(&ino.0).iter().flat_map(|places| places.slots()) {
@@ -143,7 +143,11 @@ impl NameMemories {
 }
 
 /// Attributes as they lie beside a name.
-fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> [u8; ATTRIBUTES] {
+fn encode_attributes(
+    attr: &Attr,
+    (fs, cx): (&dyn FileSystem, &Context<'_>),
+    ino: Ino,
+) -> [u8; ATTRIBUTES] {
     let mut told = encode_published_attr(attr);
     if fs.listxattr(cx, ino, 0) == Ok(Xattr::Size(0)) {
         told.flags |= PublishedAttr::NO_XATTRS;
@@ -153,7 +157,7 @@ fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> 
 
 impl NameMemory {
     /// The directories in which a name leads to an inode that still holds, with the rights to the directory.
-    fn valid(&self, ino: u64) -> Vec<u64> {
+    fn find_valid(&self, ino: u64) -> Vec<u64> {
         let inodes = self.inodes(ino);
         let places = inodes.get(&ino).into_iter().flat_map(|places| places.slots());
         let named = places.filter_map(|place| self.names.get(place, ino));
@@ -214,7 +218,7 @@ impl NameSource for NameMemory {
             let same = all.is_some() && self.versions.global_version() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
-            known = Some((ino.0, encoded(&attr, (fs, cx), ino)));
+            known = Some((ino.0, encode_attributes(&attr, (fs, cx), ino)));
         }
         let found = FoundName { told, open_to_all, inode: known };
         // A client that reads the name may name the inode. The account is locked, so that the next change of the slot
@@ -244,13 +248,13 @@ impl NameSource for NameMemory {
     }
 
     fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool {
-        self.valid(ino.0).into_iter().any(|mut dir| {
+        self.find_valid(ino.0).into_iter().any(|mut dir| {
             for _ in 0..DEEPEST {
                 if dir == Ino::ROOT.0 || holds(Ino(dir)) {
                     return true;
                 }
                 // A directory has one name.
-                let Some(&above) = self.valid(dir).first() else { return false };
+                let Some(&above) = self.find_valid(dir).first() else { return false };
                 dir = above;
             }
             false

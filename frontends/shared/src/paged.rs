@@ -360,7 +360,7 @@ impl PagedFileSystem {
         let begin = pages.start * PAGE as u64;
         self.inner.read(cx, file, ReadArgs { offset: begin, ..args }, &mut read)?;
         // There is no data behind the end of the file, whatever the buffer contained.
-        let filled = read.filled();
+        let filled = read.filled_len();
         bytes[filled..].fill(0);
         let from = (args.offset - begin) as usize;
         let end = filled.min(from + out.remaining());
@@ -451,7 +451,7 @@ impl PageSource for PagedFileSystem {
 
 impl FileSystem for PagedFileSystem {
     delegate!(
-        to inner, except attached, figures, open, create, tmpfile, read, write, setattr, fallocate,
+        to inner, except attach, figures, open, create, tmpfile, read, write, setattr, fallocate,
         copy_file_range, ioctl, release
     );
 
@@ -471,9 +471,9 @@ impl FileSystem for PagedFileSystem {
         figures
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let table = Arc::clone(&self.table);
-        self.inner.attached(origin, Arc::new(PageNotify { notify, table }));
+        self.inner.attach(origin, Arc::new(PageNotify { notify, table }));
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
@@ -591,8 +591,8 @@ impl Notify for PageNotify {
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
         self.notify.invalidate_entry(parent, name, expire_only)
     }
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
-        self.notify.deleted(parent, child, name)
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.notify.notify_delete(parent, child, name)
     }
     fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         self.table.record_change(ino, offset..offset.saturating_add(data.len() as u64));

@@ -140,7 +140,7 @@ impl VersionedFileSystem {
     /// Makes a name in `dir`.
     fn make<T>(&self, dir: Ino, name: Name<'_>, make: impl FnOnce(&dyn FileSystem) -> T) -> T {
         let _one = self.lock(dir, name);
-        self.change(&[named(dir, name), VersionedItem::Attributes(dir.0)], make)
+        self.change(&[make_item(dir, name), VersionedItem::Attributes(dir.0)], make)
     }
 
     /// Removes a name in `dir`, and changes the inode with this name.
@@ -153,7 +153,7 @@ impl VersionedFileSystem {
     ) -> T {
         let _one = self.lock(dir, name);
         let found = self.item_of_name(cx, dir, name);
-        self.change(&[named(dir, name), VersionedItem::Attributes(dir.0), found], remove)
+        self.change(&[make_item(dir, name), VersionedItem::Attributes(dir.0), found], remove)
     }
 
     /// The attributes of the inode that has a name; of no inode where there is none.
@@ -186,7 +186,7 @@ impl VersionedFileSystem {
 
     /// Publishes the attributes of an inode after a change, if clients got them before.
     fn publish_attributes(&self, cx: &Context<'_>, ino: Ino) {
-        if self.boards.have(ino) {
+        if self.boards.has_name_of(ino) {
             self.boards.publish_attributes(&self.versions, ino, (&*self.inner, cx));
         }
     }
@@ -205,7 +205,7 @@ impl VersionedFileSystem {
     }
 }
 
-fn named<'a>(dir: Ino, name: Name<'a>) -> VersionedItem<'a> {
+fn make_item<'a>(dir: Ino, name: Name<'a>) -> VersionedItem<'a> {
     VersionedItem::Name(dir.0, name.as_bytes())
 }
 
@@ -234,7 +234,7 @@ impl VersionSource for VersionedFileSystem {
         self.versions.version_of(VersionedItem::Attributes(ino.0)).filter(|_| self.covers(ino))
     }
 
-    fn mapped(&self, ino: Ino) {
+    fn record_mapping(&self, ino: Ino) {
         self.change_attributes(ino, |_| ());
     }
 
@@ -293,7 +293,7 @@ impl FileSystem for VersionedFileSystem {
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let _one = self.lock(parent, name);
         let things = [
-            named(parent, name),
+            make_item(parent, name),
             VersionedItem::Attributes(parent.0),
             VersionedItem::Attributes(ino.0),
         ];
@@ -322,7 +322,8 @@ impl FileSystem for VersionedFileSystem {
         let (moved, other) =
             (self.item_of_name(cx, from.0, from.1), self.item_of_name(cx, to.0, to.1));
         let dirs = [from.0, to.0].map(|dir| VersionedItem::Attributes(dir.0));
-        let things = [named(from.0, from.1), named(to.0, to.1), dirs[0], dirs[1], moved, other];
+        let things =
+            [make_item(from.0, from.1), make_item(to.0, to.1), dirs[0], dirs[1], moved, other];
         self.change(&things, |fs| fs.rename(cx, from, to, flags))
     }
 
@@ -333,7 +334,7 @@ impl FileSystem for VersionedFileSystem {
             None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
         };
         // A program that changes an open file often makes further changes to it, as tar does.
-        let later = fh.is_some() && (!self.boards.have(ino) || self.untold.add(ino));
+        let later = fh.is_some() && (!self.boards.has_name_of(ino) || self.untold.add(ino));
         if !later {
             self.publish_attributes(cx, ino);
         }

@@ -87,7 +87,7 @@ impl SharedMemory for FusePeer {
             pages.stop(file.ino);
         }
         if let Some(versions) = &self.versions {
-            versions.mapped(file.ino);
+            versions.record_mapping(file.ino);
         }
         Ok(memory)
     }
@@ -99,9 +99,9 @@ impl SharedMemory for FusePeer {
     }
 
     /// Without versions, the client could not know how long the bytes hold.
-    fn whole(&self, cx: &Context<'_>, file: File) -> Option<(Vec<u8>, bool)> {
+    fn read_whole(&self, cx: &Context<'_>, file: File) -> Option<(Vec<u8>, bool)> {
         self.versions.as_ref().filter(|versions| versions.covers(file.ino))?;
-        let whole = self.connection.whole(cx, file, OPEN_BYTES_MAX)?;
+        let whole = self.connection.read_whole(cx, file, OPEN_BYTES_MAX)?;
         Some((whole.bytes, whole.read_is_due))
     }
 
@@ -109,11 +109,11 @@ impl SharedMemory for FusePeer {
         self.versions.as_ref().ok_or(Errno::ENOSYS)?.versions()
     }
 
-    fn told_names(&self) -> Result<OwnedFd> {
+    fn name_memory(&self) -> Result<OwnedFd> {
         self.connection.shared_names()
     }
 
-    fn answered(&self) {
+    fn finish_ioctl(&self) {
         self.connection.share_names();
     }
 
@@ -153,7 +153,7 @@ fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
 }
 
 /// The memory of messages that the peer has not received, by the kernel's count.
-pub(crate) fn unreceived_bytes(socket: &OwnedFd) -> Option<usize> {
+pub(crate) fn count_unreceived(socket: &OwnedFd) -> Option<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: `TIOCOUTQ` (unix(7)) writes one int, to `bytes`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

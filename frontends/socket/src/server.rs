@@ -216,7 +216,7 @@ impl SocketServer {
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
-    pub fn inherited(
+    pub fn from_listener(
         listener: OwnedFd,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
@@ -249,7 +249,7 @@ impl SocketServer {
                 }
             };
             let service = match options.dead_after {
-                Some(_) => ServiceState::watching(quotas, await_ended),
+                Some(_) => ServiceState::with_watcher(quotas, await_ended),
                 None => ServiceState::new(quotas, await_ended),
             };
             ServerShared {
@@ -438,7 +438,8 @@ impl ServerShared {
             }
             let options = line::options(&self.options.session, self.options.lines.is_some());
             let watched = Arc::downgrade(&line);
-            let session = Session::over(line, fs, &options, client).map_err(|e| e.to_string())?;
+            let session =
+                Session::start_on(line, fs, &options, client).map_err(|e| e.to_string())?;
             Ok((session, watched))
         });
         match session {

@@ -32,7 +32,7 @@ pub fn serve_one(
     options: &ServerOptions,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    if !says_something(&socket, INIT_PATIENCE) {
+    if !wait_for_message(&socket, INIT_PATIENCE) {
         return Err(Errno::ETIMEDOUT);
     }
     let fs = with_locks(fs);
@@ -60,7 +60,7 @@ pub fn serve_one(
         line = lines.line(0, line)?;
     }
     let session =
-        Session::over(line, served, &line::options(&session, options.lines.is_some()), client);
+        Session::start_on(line, served, &line::options(&session, options.lines.is_some()), client);
     let session = session.map_err(|error| {
         log::warn!("the process at the other end is not served: {error}");
         Errno::EPROTO
@@ -72,7 +72,7 @@ pub fn serve_one(
 }
 
 /// Waits for the first message.
-fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
+fn wait_for_message(socket: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)

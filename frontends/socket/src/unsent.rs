@@ -102,7 +102,7 @@ impl UnsentMessages {
     pub(crate) fn pass(&self) -> Result<()> {
         let Some(share) = &self.share else { return Ok(()) };
         let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if peer::unreceived_bytes(&self.socket) == Some(0) {
+        if peer::count_unreceived(&self.socket) == Some(0) {
             passed.clear();
         }
         match share.descriptors.take(1) {

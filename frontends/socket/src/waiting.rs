@@ -118,7 +118,7 @@ impl SocketWaitSet {
     }
 
     /// Returns the numbers of the sockets that can be received from, within a tick.
-    fn ready(&self) -> Vec<u64> {
+    fn find_ready(&self) -> Vec<u64> {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 64];
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         match epoll::wait(&self.0, &mut events, Some(&tick)) {
@@ -140,7 +140,7 @@ impl ServerShared {
     pub(crate) fn listen(self: &Arc<Self>) {
         let mut looked = Instant::now();
         while !self.is_ending() {
-            for number in self.waiting.ready() {
+            for number in self.waiting.find_ready() {
                 match number {
                     LISTENER => self.accept(),
                     number => self.handle_message(number),
@@ -273,9 +273,9 @@ impl ServerShared {
             }
             return self.end_stage(number, &socket, stage);
         }
-        let asks_copy = copy_asked(message);
+        let asks_copy = parse_copy(message);
         let next = match asks_copy {
-            Some((unique, names)) => match clients.to_copy(names, stage) {
+            Some((unique, names)) => match clients.find_copied(names, stage) {
                 Ok(copied) => {
                     drop(guard);
                     self.waiting.remove(&socket);
@@ -542,7 +542,7 @@ impl ClientTable {
     }
 
     /// Finds the connection that is to be copied.
-    fn to_copy(
+    fn find_copied(
         &self,
         names: ConnectionCopy,
         stage: ConnectionStage,
@@ -564,7 +564,7 @@ impl ClientTable {
 }
 
 /// Returns the number of the request and the connections in a message [`COPY`].
-fn copy_asked(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
+fn parse_copy(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
     let (header, rest) = InHeader::read_from_prefix(message).ok()?;
     let names = ConnectionCopy::read_from_bytes(rest).ok()?;
     (header.opcode == COPY && header.len as usize == message.len())

@@ -2,8 +2,8 @@
 //!
 //! A single frontend may cache every answer for as long as the file system says: no other frontend changes anything.
 //! With several, each may still cache names and attributes, if it drops them before a change by another one is
-//! answered. A change of names therefore ends in [`Frontends::names_changed`], any other in
-//! [`Frontends::attributes_changed`], with the [`Origin`] that made it. The origin itself is not notified: a kernel and
+//! answered. A change of names therefore ends in [`Frontends::notify_names`], any other in
+//! [`Frontends::notify_attributes`], with the [`Origin`] that made it. The origin itself is not notified: a kernel and
 //! the in-process client know what they have changed. The caller holds no lock that an operation takes, and the change
 //! has taken effect.
 //!
@@ -20,7 +20,7 @@
 //! ([`Frontends::lists_entries`]).
 //!
 //! The epoch need not be incremented for a frontend that was given no name since the last time. So each
-//! has a mark, which [`Frontends::names`] sets *before* names are read. A change of names reads it *after* the change: either
+//! has a mark, which [`Frontends::name_lifetime`] sets *before* names are read. A change of names reads it *after* the change: either
 //! it finds the mark, or the lookup finds the new name. The mark goes when the epoch has been incremented, not before:
 //! another change meanwhile must not be answered earlier, so it increments the epoch itself.
 //!
@@ -30,11 +30,11 @@
 //! lock but a spin lock. Only the answer to `getattr` may then be cached. The kernel discards one that is under way if the
 //! inode was invalidated since the request. For an inode that it does not know yet, it cannot do that, so the
 //! answer to a lookup or creation may be old when it arrives. The answer to `setattr` is stored without that check.
-//! [`AnswerLifetime::attributes`] and [`Frontends::attributes_told`] are therefore zero with several frontends.
+//! [`AnswerLifetime::attributes`] and [`Frontends::reply_attribute_lifetime`] are therefore zero with several frontends.
 //!
 //! Marks for attributes are kept by inode, for each frontend one bit: set before attributes are read, found by a change
 //! after it took effect, cleared when the invalidation has returned. An inode has no entry any more when a change has taken all its
-//! bits, or its last lookup was forgotten ([`Frontends::forgotten`]).
+//! bits, or its last lookup was forgotten ([`Frontends::record_forget`]).
 //!
 //! # The first frontend
 //!
@@ -80,7 +80,7 @@ pub struct Frontends {
 /// while it notifies the frontends.
 type FrontendSlots = Arc<[Arc<FrontendSlot>]>;
 
-/// How long a frontend may cache an answer with a name, from [`Frontends::names`]. Only that makes one, so that an answer which
+/// How long a frontend may cache an answer with a name, from [`Frontends::name_lifetime`]. Only that makes one, so that an answer which
 /// needs it was marked before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -127,7 +127,7 @@ impl Frontends {
             let first = slots.first().filter(|_| slots.len() == 1).cloned();
             *slots = slots.iter().cloned().chain([new]).collect();
             if let Some(first) = &first {
-                first.was_alone();
+                first.mark_everything();
                 self.was_shared.store(true, Ordering::SeqCst);
                 self.shared.store(true, Ordering::SeqCst);
             }
@@ -167,10 +167,10 @@ impl Frontends {
     /// How long `origin` may cache the name, and its attributes, in an answer to a lookup or creation. Call it before
     /// names are read or made.
     #[inline]
-    pub fn names(&self, origin: Origin) -> AnswerLifetime {
+    pub fn name_lifetime(&self, origin: Origin) -> AnswerLifetime {
         if self.is_shared() {
             let name = self.caching(origin).map_or(Duration::ZERO, |slot| {
-                slot.names_given();
+                slot.mark_names();
                 self.valid_for
             });
             return AnswerLifetime { name, attributes: Duration::ZERO };
@@ -179,8 +179,8 @@ impl Frontends {
     }
 
     /// How long `origin` may cache that a name does not exist, after a lookup that called
-    /// [`names`](Frontends::names).
-    pub fn missing(&self, origin: Origin) -> Duration {
+    /// [`name_lifetime`](Frontends::name_lifetime).
+    pub fn negative_lifetime(&self, origin: Origin) -> Duration {
         match self.is_shared() {
             true => self.caching(origin).map_or(Duration::ZERO, |_| self.valid_for),
             false => self.valid_for,
@@ -189,7 +189,7 @@ impl Frontends {
 
     /// How long `origin` may cache the answer to `getattr`, or the ACLs of the inode. Call it before they are read.
     #[inline]
-    pub fn attributes(&self, origin: Origin, ino: Ino) -> Duration {
+    pub fn attribute_lifetime(&self, origin: Origin, ino: Ino) -> Duration {
         if !self.is_shared() {
             return self.valid_for;
         }
@@ -202,7 +202,7 @@ impl Frontends {
 
     /// How long attributes may be cached that come with an answer to anything but `getattr`, a lookup and a creation.
     #[inline]
-    pub fn attributes_told(&self) -> Duration {
+    pub fn reply_attribute_lifetime(&self) -> Duration {
         if self.is_shared() { Duration::ZERO } else { self.valid_for }
     }
 
@@ -231,7 +231,7 @@ impl Frontends {
     /// directories, and the inodes whose link count or change time is another one. Call it after the change, and before
     /// its answer. When it returns, no frontend has the old names any more.
     #[inline]
-    pub fn names_changed(&self, origin: Origin, inodes: &[Ino]) {
+    pub fn notify_names(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
             self.tell(origin, true, inodes);
         }
@@ -240,7 +240,7 @@ impl Frontends {
     /// Notifies all frontends but `origin` that the attributes or ACLs of `inodes` were changed. Call it after the
     /// change, and before its answer.
     #[inline]
-    pub fn attributes_changed(&self, origin: Origin, inodes: &[Ino]) {
+    pub fn notify_attributes(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
             self.tell(origin, false, inodes);
         }
@@ -253,7 +253,7 @@ impl Frontends {
 
     /// Notifies all frontends, `origin` included, that the access time of `ino` was changed by an answer that holds no
     /// attributes.
-    pub fn access_dated(&self, ino: Ino) {
+    pub fn notify_access_time(&self, ino: Ino) {
         if self.is_shared() {
             self.tell(Origin::NONE, false, &[ino]);
         } else {
@@ -263,7 +263,7 @@ impl Frontends {
 
     /// Notes that the last lookup of an inode was forgotten, or the inode is gone.
     #[inline]
-    pub fn forgotten(&self, ino: Ino) {
+    pub fn record_forget(&self, ino: Ino) {
         if self.is_shared() {
             // A frontend may use a number without a lookup (`resolve`), so that it may still have attributes.
             let slots = self.slots();

@@ -54,12 +54,12 @@ impl FrontendSlot {
     }
 
     /// Another frontend comes.
-    pub(super) fn was_alone(&self) {
+    pub(super) fn mark_everything(&self) {
         self.has_everything.store(true, SeqCst);
     }
 
     /// Marks that names are given. Called before they are read.
-    pub(super) fn names_given(&self) {
+    pub(super) fn mark_names(&self) {
         if self.names.load(SeqCst) & FRESH == 0 {
             self.names.fetch_or(FRESH | HELD, SeqCst);
         }

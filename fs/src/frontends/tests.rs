@@ -35,7 +35,7 @@ impl CountingNotify {
         std::mem::take(&mut *self.inodes.lock().unwrap())
     }
 
-    fn during(&self, hook: impl Fn() + Send + 'static) {
+    fn set_hook(&self, hook: impl Fn() + Send + 'static) {
         *self.during.lock().unwrap() = Some(Box::new(hook));
     }
 
@@ -63,7 +63,7 @@ impl Notify for CountingNotify {
     fn invalidate_entry(&self, _: Ino, _: Name<'_>, _: bool) -> Result<()> {
         panic!("it may wait for an operation");
     }
-    fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         panic!("it may wait for an operation");
     }
     crate::caches_no_data!();
@@ -103,14 +103,17 @@ fn a_single_frontend_may_cache_everything_and_is_told_nothing() {
     let all = Frontends::new(VALID);
     let (origin, ear) = add(&all, CountingNotify::new());
     let everything = AnswerLifetime { name: VALID, attributes: VALID };
-    assert_eq!(all.names(origin), everything);
-    assert_eq!(all.names(Origin::NONE), everything);
-    assert_eq!((all.attributes(origin, INO), all.attributes_told()), (VALID, VALID));
-    assert_eq!((all.missing(origin), all.lists_entries()), (VALID, true));
+    assert_eq!(all.name_lifetime(origin), everything);
+    assert_eq!(all.name_lifetime(Origin::NONE), everything);
+    assert_eq!(
+        (all.attribute_lifetime(origin, INO), all.reply_attribute_lifetime()),
+        (VALID, VALID)
+    );
+    assert_eq!((all.negative_lifetime(origin), all.lists_entries()), (VALID, true));
     assert_eq!((all.cache_mode(), all.caches_listings()), (CacheMode::Keep, true));
-    all.names_changed(Origin::NONE, &[INO]);
-    all.attributes_changed(Origin::NONE, &[INO]);
-    all.forgotten(INO);
+    all.notify_names(Origin::NONE, &[INO]);
+    all.notify_attributes(Origin::NONE, &[INO]);
+    all.record_forget(INO);
     assert_eq!((ear.epochs(), ear.inodes(), all.grants.len()), (0, vec![], 0));
 }
 
@@ -123,9 +126,9 @@ fn the_second_frontend_makes_the_first_drop_what_it_has() {
     assert_eq!((ear.epochs(), ear.inodes()), (1, vec![(Ino(1), true), (INO, true)]));
     assert_eq!((second.epochs(), second.inodes()), (0, vec![]));
     assert_eq!((all.cache_mode(), all.caches_listings()), (CacheMode::Direct, false));
-    assert!(!all.lists_entries() && all.attributes_told().is_zero());
+    assert!(!all.lists_entries() && all.reply_attribute_lifetime().is_zero());
     all.attach(Origin::new(), CountingNotify::new(), || panic!("only at the second"));
-    assert_eq!((ear.epochs(), all.names(first)), (0, FOR_NAME));
+    assert_eq!((ear.epochs(), all.name_lifetime(first)), (0, FOR_NAME));
 }
 
 /// An answer that was under way when the second one came is not marked.
@@ -133,47 +136,47 @@ fn the_second_frontend_makes_the_first_drop_what_it_has() {
 fn a_frontend_that_was_alone_is_told_of_every_change_by_others() {
     let ThreeFrontends { all, first, a, .. } = three();
     for _ in 0..2 {
-        all.names_changed(a.0, &[INO]);
+        all.notify_names(a.0, &[INO]);
         assert_eq!((first.1.epochs(), first.1.inodes()), (1, vec![(INO, false)]));
     }
-    all.names_changed(first.0, &[INO]);
+    all.notify_names(first.0, &[INO]);
     assert_eq!((first.1.epochs(), first.1.inodes()), (0, vec![]));
 }
 
 #[test]
 fn names_are_dropped_once_and_only_where_some_were_given() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.names_changed(a.0, &[]);
+    all.notify_names(a.0, &[]);
     assert_eq!(b.1.epochs(), 0, "it has none");
-    assert_eq!(all.names(b.0), FOR_NAME);
-    all.names(a.0);
-    all.names_changed(a.0, &[]);
+    assert_eq!(all.name_lifetime(b.0), FOR_NAME);
+    all.name_lifetime(a.0);
+    all.notify_names(a.0, &[]);
     assert_eq!((a.1.epochs(), b.1.epochs()), (0, 1), "not where the change comes from");
-    all.names_changed(a.0, &[]);
+    all.notify_names(a.0, &[]);
     assert_eq!(b.1.epochs(), 0, "they are dropped");
-    all.names_changed(Origin::NONE, &[]);
+    all.notify_names(Origin::NONE, &[]);
     assert_eq!(a.1.epochs(), 1, "a change from nowhere is told to all");
 }
 
 #[test]
 fn a_change_of_attributes_drops_no_names() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.names(b.0);
-    all.attributes_changed(a.0, &[INO]);
+    all.name_lifetime(b.0);
+    all.notify_attributes(a.0, &[INO]);
     assert_eq!(b.1.epochs(), 0);
 }
 
 #[test]
 fn attributes_are_dropped_for_their_inode_and_where_they_were_given() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.attributes_changed(a.0, &[INO]);
-    assert_eq!(all.attributes(b.0, INO), VALID);
-    assert_eq!(all.attributes(a.0, INO), VALID);
-    all.attributes_changed(a.0, &[Ino(8)]);
+    all.notify_attributes(a.0, &[INO]);
+    assert_eq!(all.attribute_lifetime(b.0, INO), VALID);
+    assert_eq!(all.attribute_lifetime(a.0, INO), VALID);
+    all.notify_attributes(a.0, &[Ino(8)]);
     assert_eq!(b.1.inodes(), []);
-    all.attributes_changed(a.0, &[INO, INO]);
+    all.notify_attributes(a.0, &[INO, INO]);
     assert_eq!((a.1.inodes(), b.1.inodes()), (vec![], vec![(INO, false)]));
-    all.names_changed(b.0, &[INO]);
+    all.notify_names(b.0, &[INO]);
     assert_eq!((a.1.inodes(), all.grants.len()), (vec![(INO, false)], 0), "no mark is left");
 }
 
@@ -181,54 +184,54 @@ fn attributes_are_dropped_for_their_inode_and_where_they_were_given() {
 #[test]
 fn a_change_during_an_increment_increments_the_epoch_itself() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.names(b.0);
+    all.name_lifetime(b.0);
     let (frontends, origin, ear) = (Arc::clone(&all), a.0, Arc::clone(&b.1));
-    b.1.during(move || {
-        frontends.names_changed(origin, &[]);
+    b.1.set_hook(move || {
+        frontends.notify_names(origin, &[]);
         assert_eq!(ear.epochs(), 2, "the first call has not returned, so this is the second");
     });
-    all.names_changed(a.0, &[]);
-    all.names_changed(a.0, &[]);
+    all.notify_names(a.0, &[]);
+    all.notify_names(a.0, &[]);
     assert_eq!(b.1.epochs(), 0, "all are dropped now");
 }
 
 #[test]
 fn a_name_given_during_an_increment_is_dropped_by_the_next_change() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.names(b.0);
+    all.name_lifetime(b.0);
     let (frontends, origin) = (Arc::clone(&all), b.0);
-    b.1.during(move || {
-        frontends.names(origin);
+    b.1.set_hook(move || {
+        frontends.name_lifetime(origin);
     });
-    all.names_changed(a.0, &[]);
+    all.notify_names(a.0, &[]);
     assert_eq!(b.1.epochs(), 1);
-    all.names_changed(a.0, &[]);
+    all.notify_names(a.0, &[]);
     assert_eq!(b.1.epochs(), 1);
 }
 
 #[test]
 fn a_change_during_an_invalidation_invalidates_again() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.attributes(b.0, INO);
+    all.attribute_lifetime(b.0, INO);
     let (frontends, origin, ear) = (Arc::clone(&all), a.0, Arc::clone(&b.1));
-    b.1.during(move || {
-        frontends.attributes_changed(origin, &[INO]);
+    b.1.set_hook(move || {
+        frontends.notify_attributes(origin, &[INO]);
         assert_eq!(ear.inodes().len(), 2);
     });
-    all.attributes_changed(a.0, &[INO]);
+    all.notify_attributes(a.0, &[INO]);
     assert_eq!((b.1.inodes(), all.grants.len()), (vec![], 0));
 }
 
 #[test]
 fn attributes_given_during_an_invalidation_are_dropped_by_the_next_change() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.attributes(b.0, INO);
+    all.attribute_lifetime(b.0, INO);
     let (frontends, origin) = (Arc::clone(&all), b.0);
-    b.1.during(move || {
-        frontends.attributes(origin, INO);
+    b.1.set_hook(move || {
+        frontends.attribute_lifetime(origin, INO);
     });
-    all.attributes_changed(a.0, &[INO]);
-    all.attributes_changed(a.0, &[INO]);
+    all.notify_attributes(a.0, &[INO]);
+    all.notify_attributes(a.0, &[INO]);
     assert_eq!((b.1.inodes().len(), all.grants.len()), (2, 0));
 }
 
@@ -250,17 +253,17 @@ fn an_invalidation_that_ends_takes_no_mark_from_one_that_runs() {
 #[test]
 fn marks_go_with_the_inode_and_with_the_frontend() {
     let ThreeFrontends { all, a, b, .. } = three();
-    all.attributes(b.0, INO);
-    all.forgotten(INO);
+    all.attribute_lifetime(b.0, INO);
+    all.record_forget(INO);
     // It may have attributes of an inode without lookups.
     assert_eq!((b.1.inodes(), all.grants.len()), (vec![(INO, false)], 0));
-    all.attributes(a.0, INO);
-    all.attributes(b.0, INO);
+    all.attribute_lifetime(a.0, INO);
+    all.attribute_lifetime(b.0, INO);
     all.detach(a.0);
     assert_eq!(all.grants.len(), 1);
-    all.attributes_changed(Origin::NONE, &[INO]);
+    all.notify_attributes(Origin::NONE, &[INO]);
     assert_eq!((a.1.inodes(), b.1.inodes()), (vec![], vec![(INO, false)]));
-    all.attributes(b.0, INO);
+    all.attribute_lifetime(b.0, INO);
     all.detach(b.0);
     assert_eq!(all.grants.len(), 0);
 }
@@ -270,12 +273,19 @@ fn a_frontend_that_does_not_drop_at_once_caches_nothing_beside_others() {
     let ThreeFrontends { all, a, .. } = three();
     let slow = add(&all, Arc::new(CountingNotify { is_slow: true, ..CountingNotify::default() }));
     for origin in [slow.0, Origin::NONE, Origin::new()] {
-        assert_eq!(all.names(origin), AnswerLifetime::default());
-        assert_eq!((all.attributes(origin, INO), all.missing(origin)), Default::default());
+        assert_eq!(all.name_lifetime(origin), AnswerLifetime::default());
+        assert_eq!(
+            (all.attribute_lifetime(origin, INO), all.negative_lifetime(origin)),
+            Default::default()
+        );
     }
-    all.names_changed(a.0, &[INO]);
+    all.notify_names(a.0, &[INO]);
     assert_eq!((slow.1.epochs(), slow.1.inodes()), (0, vec![]));
-    assert_eq!((all.names(a.0), all.missing(a.0)), (FOR_NAME, VALID), "others do");
+    assert_eq!(
+        (all.name_lifetime(a.0), all.negative_lifetime(a.0)),
+        (FOR_NAME, VALID),
+        "others do"
+    );
 }
 
 /// A frontend that does not drop at once receives a request to drop its names; a kernel before 6.16 cannot do that.
@@ -286,7 +296,7 @@ fn a_first_frontend_that_does_not_drop_at_once_is_asked_to_drop_its_names() {
         add(&all, Arc::new(CountingNotify { is_slow: true, ..CountingNotify::default() }));
     all.attach(Origin::new(), CountingNotify::new(), || panic!("nothing else"));
     assert_eq!(
-        (ear.epochs(), ear.inodes(), all.names(first)),
+        (ear.epochs(), ear.inodes(), all.name_lifetime(first)),
         (1, vec![], AnswerLifetime::default())
     );
 }
@@ -301,15 +311,15 @@ fn a_frontend_that_fails_to_drop_something_caches_nothing_from_then_on() {
     ] {
         for names in [false, true] {
             let ThreeFrontends { all, a, b, .. } = three();
-            all.names(b.0);
-            all.attributes(b.0, INO);
+            all.name_lifetime(b.0);
+            all.attribute_lifetime(b.0, INO);
             *b.1.fails.lock().unwrap() = Some(errno);
             match names {
-                true => all.names_changed(a.0, &[]),
-                false => all.attributes_changed(a.0, &[INO]),
+                true => all.notify_names(a.0, &[]),
+                false => all.notify_attributes(a.0, &[INO]),
             }
-            assert_eq!(all.names(b.0).name, if goes_on { VALID } else { Duration::ZERO });
-            assert_eq!(all.names(a.0), FOR_NAME);
+            assert_eq!(all.name_lifetime(b.0).name, if goes_on { VALID } else { Duration::ZERO });
+            assert_eq!(all.name_lifetime(a.0), FOR_NAME);
         }
     }
 }
@@ -319,9 +329,12 @@ fn a_frontend_at_two_places_caches_nothing() {
     let all = Frontends::new(VALID);
     let (origin, ear) = add(&all, CountingNotify::new());
     all.attach(origin, ear.clone(), Vec::new);
-    assert_eq!(all.names(origin), AnswerLifetime::default());
+    assert_eq!(all.name_lifetime(origin), AnswerLifetime::default());
     let other = add(&all, CountingNotify::new());
-    assert_eq!((all.names(origin), all.names(other.0)), (AnswerLifetime::default(), FOR_NAME));
+    assert_eq!(
+        (all.name_lifetime(origin), all.name_lifetime(other.0)),
+        (AnswerLifetime::default(), FOR_NAME)
+    );
     all.detach(origin);
     all.detach(origin);
     assert!(!all.is_shared());
@@ -334,12 +347,12 @@ fn the_last_frontend_that_is_left_caches_as_if_alone_but_keeps_no_old_pages() {
     assert!(all.is_shared());
     all.detach(Origin::NONE);
     all.detach(first.0);
-    assert_eq!(all.names(a.0), AnswerLifetime { name: VALID, attributes: VALID });
+    assert_eq!(all.name_lifetime(a.0), AnswerLifetime { name: VALID, attributes: VALID });
     assert_eq!((all.cache_mode(), all.caches_listings()), (CacheMode::Cached, false));
     // It is the first one for the next.
     all.attach(Origin::new(), CountingNotify::new(), || vec![INO]);
     assert_eq!((a.1.epochs(), a.1.inodes()), (1, vec![(INO, true)]));
-    all.names_changed(Origin::NONE, &[INO]);
+    all.notify_names(Origin::NONE, &[INO]);
     assert_eq!((a.1.epochs(), a.1.inodes()), (1, vec![(INO, false)]));
 }
 
@@ -348,7 +361,7 @@ fn all_detached_is_as_in_the_beginning() {
     let ThreeFrontends { all, first, a, b } = three();
     [first.0, a.0, b.0].into_iter().for_each(|origin| all.detach(origin));
     let again = add(&all, CountingNotify::new());
-    assert_eq!((all.cache_mode(), all.names(again.0).attributes), (CacheMode::Keep, VALID));
+    assert_eq!((all.cache_mode(), all.name_lifetime(again.0).attributes), (CacheMode::Keep, VALID));
 }
 
 #[test]
@@ -356,13 +369,13 @@ fn sixty_four_frontends_cache_and_a_place_that_becomes_free_is_used_again() {
     let all = Frontends::new(VALID);
     let many: Vec<_> = (0..64).map(|_| add(&all, CountingNotify::new())).collect();
     let further = add(&all, CountingNotify::new());
-    assert!(many.iter().all(|(origin, _)| all.names(*origin) == FOR_NAME));
-    assert_eq!(all.names(further.0), AnswerLifetime::default());
-    assert!(many.iter().all(|(origin, _)| all.attributes(*origin, INO) == VALID));
+    assert!(many.iter().all(|(origin, _)| all.name_lifetime(*origin) == FOR_NAME));
+    assert_eq!(all.name_lifetime(further.0), AnswerLifetime::default());
+    assert!(many.iter().all(|(origin, _)| all.attribute_lifetime(*origin, INO) == VALID));
     all.detach(many[40].0);
     let next = add(&all, CountingNotify::new());
-    assert_eq!(all.names(next.0), FOR_NAME);
-    all.attributes_changed(Origin::NONE, &[INO]);
+    assert_eq!(all.name_lifetime(next.0), FOR_NAME);
+    all.notify_attributes(Origin::NONE, &[INO]);
     assert_eq!(next.1.inodes(), [], "it has not inherited a mark");
     assert!(many[1..40].iter().all(|(_, ear)| ear.inodes() == [(INO, false)]));
 }
@@ -386,8 +399,8 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
                 return value;
             }
             let valid = match names {
-                true => all.names(origin).name,
-                false => all.attributes(origin, INO),
+                true => all.name_lifetime(origin).name,
+                false => all.attribute_lifetime(origin, INO),
             };
             assert_eq!(valid, VALID);
             let value = truth.load(Ordering::SeqCst);
@@ -411,8 +424,8 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
         fn invalidate_entry(&self, p: Ino, name: Name<'_>, only: bool) -> Result<()> {
             self.1.invalidate_entry(p, name, only)
         }
-        fn deleted(&self, p: Ino, child: Ino, name: Name<'_>) -> Result<()> {
-            self.1.deleted(p, child, name)
+        fn notify_delete(&self, p: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+            self.1.notify_delete(p, child, name)
         }
         crate::caches_no_data!();
         fn poll_wake(&self, _: PollHandle) -> Result<()> {
@@ -443,8 +456,8 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
                     for _ in 0..20_000 {
                         let mine = truth.fetch_add(1, Ordering::SeqCst) + 1;
                         match names {
-                            true => all.names_changed(origin, &[]),
-                            false => all.attributes_changed(origin, &[INO]),
+                            true => all.notify_names(origin, &[]),
+                            false => all.notify_attributes(origin, &[INO]),
                         }
                         // The thread of this test reads as another thread of the reader's program would.
                         let seen = cache.look(all, reader, truth, names);

@@ -5,19 +5,19 @@
 /// here and one in [`Method`](crate::layer::Method), and then every layer implements it.
 ///
 /// * `delegate!(to inner)` calls `self.inner`.
-/// * `delegate!(around inner)` passes each method that has a caller through the layer's own
-///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `figures`, `notes`, `forget`,
+/// * `delegate!(intercept inner)` passes each method that has a caller through the layer's own
+///   `fn intercept<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
+///   -> Result<T>`. The others (`caps`, `negative_lifetime`, `attach`, `detach`, `figures`, `notes`, `forget`,
 ///   `failure_domain`, `lifecycle`, `submit`,
-///   `setlkw`) call `self.inner` directly, and bypass `around`.
+///   `setlkw`) call `self.inner` directly, and bypass `intercept`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems, and has no exceptions.
 ///
 /// [`shortcuts`](crate::FileSystem::shortcuts) is forwarded, too, unless the shortcuts of the inner file system would bypass the layer:
-/// one of `around` or `map`, or with a `lookup`, `open`, `create`, `write`, `flush` or `release` of its own. Such a layer has the trait's
+/// one of `intercept` or `map`, or with a `lookup`, `open`, `create`, `write`, `flush` or `release` of its own. Such a layer has the trait's
 /// default, and hides them. It offers those that it knows by a `shortcuts` of its own that returns `Some(self)`, and, inside an
-/// `impl Shortcuts for ..`, by `delegate!(to inner, only resolve, peek)`, or the same with `around` or `map`. Only the named
+/// `impl Shortcuts for ..`, by `delegate!(to inner, only resolve, peek)`, or the same with `intercept` or `map`. Only the named
 /// shortcuts are forwarded.
 ///
 /// ```
@@ -49,11 +49,11 @@ macro_rules! delegate {
     (@all $how:tt $skip:tt) => {
         $crate::delegate! { @bare $how $skip caps() -> $crate::Caps }
         $crate::delegate! { @bare $how $skip
-            negative_valid_for(origin: $crate::Origin) -> ::std::time::Duration }
-        $crate::delegate! { @bare $how $skip attached(
+            negative_lifetime(origin: $crate::Origin) -> ::std::time::Duration }
+        $crate::delegate! { @bare $how $skip attach(
             origin: $crate::Origin, notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
         $crate::delegate! { @bare $how $skip
-            detached(origin: $crate::Origin) -> $crate::Result<()> }
+            detach(origin: $crate::Origin) -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
         $crate::delegate! { @bare $how $skip notes() -> ::std::vec::Vec<::std::string::String> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
@@ -180,9 +180,9 @@ macro_rules! delegate {
 
     // ---- what the layer writes itself: macros cannot compare two names, so each has its line
     (@bare $how:tt [caps $($s:ident)*] caps $($sig:tt)*) => {};
-    (@bare $how:tt [negative_valid_for $($s:ident)*] negative_valid_for $($sig:tt)*) => {};
-    (@bare $how:tt [attached $($s:ident)*] attached $($sig:tt)*) => {};
-    (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
+    (@bare $how:tt [negative_lifetime $($s:ident)*] negative_lifetime $($sig:tt)*) => {};
+    (@bare $how:tt [attach $($s:ident)*] attach $($sig:tt)*) => {};
+    (@bare $how:tt [detach $($s:ident)*] detach $($sig:tt)*) => {};
     (@bare $how:tt [figures $($s:ident)*] figures $($sig:tt)*) => {};
     (@bare $how:tt [notes $($s:ident)*] notes $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
@@ -196,7 +196,7 @@ macro_rules! delegate {
     (@bare $how:tt [write $($s:ident)*] shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [flush $($s:ident)*] shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [release $($s:ident)*] shortcuts $($sig:tt)*) => {};
-    (@bare [around $inner:ident] $skip:tt shortcuts $($sig:tt)*) => {};
+    (@bare [intercept $inner:ident] $skip:tt shortcuts $($sig:tt)*) => {};
     (@bare [map $inner:ident] $skip:tt shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
@@ -276,11 +276,11 @@ macro_rules! delegate {
             self.$inner.$name(cx $(, $arg)*)
         }
     };
-    (@with [around $inner:ident] [] $name:ident $method:ident($($arg:ident: $ty:ty),*)
+    (@with [intercept $inner:ident] [] $name:ident $method:ident($($arg:ident: $ty:ty),*)
         -> $out:ty) => {
         #[inline]
         fn $name(&self, cx: &$crate::Context<'_> $(, $arg: $ty)*) -> $crate::Result<$out> {
-            self.around($crate::layer::Method::$method, cx, |inner| inner.$name(cx $(, $arg)*))
+            self.intercept($crate::layer::Method::$method, cx, |inner| inner.$name(cx $(, $arg)*))
         }
     };
     (@with [map $inner:ident] [] $name:ident $method:ident($($arg:ident: $ty:ty),*)
@@ -297,12 +297,12 @@ macro_rules! delegate {
             $crate::shortcuts_of(&self.$inner).$name(cx $(, $arg)*)
         }
     };
-    (@short [around $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
+    (@short [intercept $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
         -> $out:ty) => {
         #[inline]
         fn $name(&self, cx: &$crate::Context<'_> $(, $arg: $ty)*) -> $crate::Result<$out> {
             let method = $crate::layer::Method::Shortcut($crate::layer::Shortcut::$shortcut);
-            self.around(method, cx, |inner| $crate::shortcuts_of(inner).$name(cx $(, $arg)*))
+            self.intercept(method, cx, |inner| $crate::shortcuts_of(inner).$name(cx $(, $arg)*))
         }
     };
     (@short [map $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
@@ -364,7 +364,7 @@ mod tests {
             Err(Errno::EIO)
         }
 
-        fn taken(&self) -> u32 {
+        fn take_count(&self) -> u32 {
             self.0.swap(0, Ordering::Relaxed)
         }
     }
@@ -451,13 +451,13 @@ mod tests {
             &Reads(Inner { inner: All(Inner { inner: &fs }) }),
         ];
         for layer in through {
-            assert_eq!((take(layer), fs.taken()), ([Errno::EIO; 5], 5));
+            assert_eq!((take(layer), fs.take_count()), ([Errno::EIO; 5], 5));
         }
         let inner = || Inner { inner: &*fs };
         let hidden: [&dyn FileSystem; 3] = [&Looks(inner()), &Opens(inner()), &Ends(inner())];
         for layer in hidden {
             assert!(layer.shortcuts().is_none());
-            assert_eq!((take(layer), fs.taken()), ([Errno::ENOSYS; 5], 0));
+            assert_eq!((take(layer), fs.take_count()), ([Errno::ENOSYS; 5], 0));
         }
     }
 
@@ -479,7 +479,7 @@ mod tests {
             let [resolve, _, _, create_with, peek] = take(&*layer);
             assert_eq!([resolve, peek, create_with], [Errno::EIO, Errno::EIO, Errno::ENOSYS]);
             // The default of one resolves.
-            assert_eq!(fs.taken(), 3);
+            assert_eq!(fs.take_count(), 3);
         }
     }
 }

@@ -114,25 +114,25 @@ impl<F: FileSystem + 'static> FaultLayer<F> {
     }
 
     /// The number of calls that each rule has affected.
-    pub fn fired(&self) -> Vec<u64> {
-        self.armed().iter().map(|armed| armed.fired.load(Relaxed)).collect()
+    pub fn call_counts(&self) -> Vec<u64> {
+        self.armed_rules().iter().map(|armed| armed.fired.load(Relaxed)).collect()
     }
 
-    fn armed(&self) -> Arc<[ArmedRule]> {
+    fn armed_rules(&self) -> Arc<[ArmedRule]> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         cx: &Context<'_>,
         call: impl FnOnce(&F) -> Result<T>,
     ) -> Result<T> {
-        self.limited(method, cx, |inner, _| call(inner))
+        self.intercept_transfer(method, cx, |inner, _| call(inner))
     }
 
     /// Runs `call` under the rules. `call` receives the maximum number of bytes to transfer.
-    fn limited<T>(
+    fn intercept_transfer<T>(
         &self,
         method: Method,
         cx: &Context<'_>,
@@ -147,7 +147,7 @@ impl<F: FileSystem + 'static> FaultLayer<F> {
 
     fn judge(&self, method: Method) -> FaultVerdict {
         let mut verdict = FaultVerdict::default();
-        for (place, armed) in self.armed().iter().enumerate() {
+        for (place, armed) in self.armed_rules().iter().enumerate() {
             let applies = armed.rule.method.is_none_or(|only| only == method);
             if !applies {
                 continue;
@@ -191,7 +191,7 @@ impl FaultVerdict {
     fn wait(&self, cx: &Context<'_>) -> Result<()> {
         let start = Instant::now();
         while let Some(left) = self.delay.checked_sub(start.elapsed()).filter(|it| !it.is_zero()) {
-            if cx.interrupted() {
+            if cx.is_interrupted() {
                 return Err(Errno::EINTR);
             }
             std::thread::sleep(left.min(INTERRUPT_CHECK));
@@ -217,12 +217,12 @@ fn mix(value: u64) -> u64 {
 }
 
 /// Removes the descriptors with which a frontend could bypass the layer.
-fn covered(opened: OpenReply) -> OpenReply {
+fn hide_descriptors(opened: OpenReply) -> OpenReply {
     OpenReply { backing: None, lower: None, ..opened }
 }
 
 impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
-    delegate!(around inner, except caps, detached, submit, setlkw, open, create, tmpfile, read, write);
+    delegate!(intercept inner, except caps, detach, submit, setlkw, open, create, tmpfile, read, write);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -234,10 +234,10 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
 
     /// Counts as [`Method::Syncfs`]. If a rule fails it, the inner file system is detached
     /// nevertheless.
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         let cx = Context::new(Caller::default()).from_origin(origin);
-        let judged = self.limited(Method::Syncfs, &cx, |_, _| Ok(()));
-        let detached = self.inner.detached(origin);
+        let judged = self.intercept_transfer(Method::Syncfs, &cx, |_, _| Ok(()));
+        let detached = self.inner.detach(origin);
         judged.and(detached)
     }
 
@@ -274,7 +274,7 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
-        self.around(Method::Open, cx, |inner| inner.open(cx, ino, args)).map(covered)
+        self.intercept(Method::Open, cx, |inner| inner.open(cx, ino, args)).map(hide_descriptors)
     }
 
     fn create(
@@ -286,8 +286,8 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let call = |inner: &F| inner.create(cx, parent, name, node, args);
-        let (entry, opened) = self.around(Method::Create, cx, call)?;
-        Ok((entry, covered(opened)))
+        let (entry, opened) = self.intercept(Method::Create, cx, call)?;
+        Ok((entry, hide_descriptors(opened)))
     }
 
     fn tmpfile(
@@ -298,8 +298,8 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let call = |inner: &F| inner.tmpfile(cx, parent, node, args);
-        let (entry, opened) = self.around(Method::Tmpfile, cx, call)?;
-        Ok((entry, covered(opened)))
+        let (entry, opened) = self.intercept(Method::Tmpfile, cx, call)?;
+        Ok((entry, hide_descriptors(opened)))
     }
 
     fn read(
@@ -309,7 +309,7 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.limited(Method::Read, cx, |inner, max| {
+        self.intercept_transfer(Method::Read, cx, |inner, max| {
             out.with_limit(max.unwrap_or(usize::MAX), |out| inner.read(cx, file, args, out))
         })
     }
@@ -321,7 +321,7 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        self.limited(Method::Write, cx, |inner, max| match max {
+        self.intercept_transfer(Method::Write, cx, |inner, max| match max {
             None => inner.write(cx, file, args, data),
             Some(max) => data.with_limit(max, |data| inner.write(cx, file, args, data)),
         })
@@ -329,7 +329,7 @@ impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
 }
 
 impl<F: FileSystem + 'static> Shortcuts for FaultLayer<F> {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 /// Submits the operation as far as the verdict permits. A short operation runs synchronously,
@@ -415,7 +415,7 @@ mod tests {
         // The second rule does not count the call that the first rule ended.
         let (full, broken) = (Some(Errno::ENOSPC), Some(Errno::EIO));
         assert_eq!(seen, [None, full, None, broken, None, None, broken]);
-        assert_eq!(layer.fired(), [1, 2]);
+        assert_eq!(layer.call_counts(), [1, 2]);
         assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
         layer.set_rules(&[]);
         assert_eq!(getattr(), None);
@@ -498,13 +498,13 @@ mod tests {
     #[test]
     fn a_failing_syncfs_also_fails_detaching() {
         let (layer, _) = layer();
-        assert_eq!(layer.detached(Origin::NONE), Ok(()));
+        assert_eq!(layer.detach(Origin::NONE), Ok(()));
         layer.set_rules(&[rule(
             Some(Method::Syncfs),
             FaultTrigger::Always,
             FaultAction::Fail(Errno::ENOSPC),
         )]);
-        assert_eq!(layer.detached(Origin::NONE), Err(Errno::ENOSPC));
+        assert_eq!(layer.detach(Origin::NONE), Err(Errno::ENOSPC));
     }
 
     #[test]

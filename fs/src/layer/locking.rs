@@ -31,15 +31,15 @@ impl<F: FileSystem> LockingLayer<F> {
         LockingLayer { inner, locks: LockQueue::default(), opens: Mutex::default() }
     }
 
-    fn opened(&self, ino: Ino, opened: OpenReply) -> OpenReply {
-        *self.opens().entry(ino).or_default() += 1;
+    fn record_open(&self, ino: Ino, opened: OpenReply) -> OpenReply {
+        *self.lock_opens().entry(ino).or_default() += 1;
         // The frontend must not lock the lower open file.
         OpenReply { lower: None, ..opened }
     }
 
-    fn closed(&self, ino: Ino) {
+    fn record_close(&self, ino: Ino) {
         let waiting = {
-            let mut opens = self.opens();
+            let mut opens = self.lock_opens();
             match opens.get_mut(&ino) {
                 Some(count) if *count > 1 => {
                     *count -= 1;
@@ -54,7 +54,7 @@ impl<F: FileSystem> LockingLayer<F> {
         self.locks.refuse(waiting);
     }
 
-    fn opens(&self) -> MutexGuard<'_, HashMap<Ino, u64>> {
+    fn lock_opens(&self) -> MutexGuard<'_, HashMap<Ino, u64>> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -77,7 +77,7 @@ impl<F: FileSystem> FileSystem for LockingLayer<F> {
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let opened = self.inner.open(cx, ino, args)?;
-        Ok(self.opened(ino, opened))
+        Ok(self.record_open(ino, opened))
     }
 
     fn create(
@@ -89,7 +89,7 @@ impl<F: FileSystem> FileSystem for LockingLayer<F> {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
-        let opened = self.opened(entry.ino, opened);
+        let opened = self.record_open(entry.ino, opened);
         Ok((entry, opened))
     }
 
@@ -101,7 +101,7 @@ impl<F: FileSystem> FileSystem for LockingLayer<F> {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
-        let opened = self.opened(entry.ino, opened);
+        let opened = self.record_open(entry.ino, opened);
         Ok((entry, opened))
     }
 
@@ -118,7 +118,7 @@ impl<F: FileSystem> FileSystem for LockingLayer<F> {
         if let Some(owner) = args.flock_owner {
             self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
         }
-        self.closed(file.ino);
+        self.record_close(file.ino);
         self.inner.release(cx, file, args)
     }
 
@@ -132,11 +132,11 @@ impl<F: FileSystem> FileSystem for LockingLayer<F> {
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let opened = self.inner.opendir(cx, ino, flags)?;
-        Ok(self.opened(ino, opened))
+        Ok(self.record_open(ino, opened))
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
-        self.closed(dir.ino);
+        self.record_close(dir.ino);
         self.inner.releasedir(cx, dir)
     }
 }
@@ -180,7 +180,7 @@ mod tests {
             let last = open();
             assert_eq!(set(last, 3, LockType::Write), Ok(()));
             fs.release(&cx(), last, ReleaseArgs::default()).unwrap();
-            assert!(fs.opens().is_empty());
+            assert!(fs.lock_opens().is_empty());
         }
     }
 }

@@ -34,7 +34,7 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
         Arc::clone(&self.writable)
     }
 
-    fn refuses(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         !self.writable.load(Ordering::Acquire)
     }
 
@@ -44,13 +44,13 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
     }
 
     #[inline]
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         _: &Context<'_>,
         call: impl FnOnce(&F) -> Result<T>,
     ) -> Result<T> {
-        if method.changes() && self.refuses() { Err(Errno::EROFS) } else { call(&self.inner) }
+        if method.changes() && self.is_read_only() { Err(Errno::EROFS) } else { call(&self.inner) }
     }
 }
 
@@ -58,7 +58,7 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
 const WRITE: u32 = 2;
 
 impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
-    delegate!(around inner, except caps, submit, access, open, create);
+    delegate!(intercept inner, except caps, submit, access, open, create);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -71,13 +71,13 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
 
     fn submit(&self, io: Io) {
         match io.op() {
-            IoOp::Write { .. } if self.refuses() => io.finish(Err(Errno::EROFS)),
+            IoOp::Write { .. } if self.is_read_only() => io.finish(Err(Errno::EROFS)),
             _ => self.inner.submit(io),
         }
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
-        if mask.0 & WRITE != 0 && self.refuses() {
+        if mask.0 & WRITE != 0 && self.is_read_only() {
             return Err(Errno::EROFS);
         }
         self.inner.access(cx, ino, mask)
@@ -85,7 +85,7 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let changes = args.flags.writable() || args.flags.has(OpenFlags::TRUNC);
-        if changes && self.refuses() {
+        if changes && self.is_read_only() {
             return Err(Errno::EROFS);
         }
         let opened = self.inner.open(cx, ino, args)?;
@@ -102,7 +102,7 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
-        if !self.refuses() {
+        if !self.is_read_only() {
             let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
             return Ok((entry, OpenReply { backing: None, lower: None, ..opened }));
         }
@@ -116,7 +116,7 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
 }
 
 impl<F: FileSystem> Shortcuts for ReadOnlyLayer<F> {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 #[cfg(test)]

@@ -65,16 +65,16 @@ impl<F: FileSystem> Drop for SubdirLayer<F> {
 }
 
 impl<F: FileSystem> FileSystem for SubdirLayer<F> {
-    delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
+    delegate!(map inner, except attach, forget, lookup_parent, copy_file_range);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let base = self.base;
         let map = move |ino| outer(base, ino);
-        self.inner.attached(origin, Arc::new(RenumberedNotify::new(notify, map)));
+        self.inner.attach(origin, Arc::new(RenumberedNotify::new(notify, map)));
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {

@@ -20,7 +20,7 @@ impl<F: FileSystem> SynchronousLayer<F> {
     }
 
     #[inline]
-    fn around<T>(
+    fn intercept<T>(
         &self,
         method: Method,
         cx: &Context<'_>,
@@ -36,7 +36,7 @@ impl<F: FileSystem> SynchronousLayer<F> {
 }
 
 impl<F: FileSystem> FileSystem for SynchronousLayer<F> {
-    delegate!(around inner);
+    delegate!(intercept inner);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -44,7 +44,7 @@ impl<F: FileSystem> FileSystem for SynchronousLayer<F> {
 }
 
 impl<F: FileSystem> Shortcuts for SynchronousLayer<F> {
-    delegate!(around inner, only resolve, peek);
+    delegate!(intercept inner, only resolve, peek);
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub(crate) fn read(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
     let mut sink = SliceSink::new(&mut memory);
     let mut out = ReadBuf::new(&mut sink, 64);
     let result = fs.read(&cx(), file, ReadArgs::default(), &mut out);
-    let filled = out.filled();
+    let filled = out.filled_len();
     fs.release(&cx(), file, ReleaseArgs::default())?;
     result.map(|()| memory[..filled].to_vec())
 }

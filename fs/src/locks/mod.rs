@@ -98,7 +98,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     }
 
     /// Number of held locks. Adjacent ones of the same owner and type count as one.
-    pub fn held(&self) -> usize {
+    pub fn held_count(&self) -> usize {
         self.count
     }
 
@@ -114,7 +114,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         let Ok(request) = normal(request) else { return Vec::new() };
         let held = self.held.iter().filter(|(file, _)| of(file));
         held.flat_map(|(file, held)| held.iter().map(move |held| (*file, held)))
-            .filter(|(_, held)| stands_against(held, &request))
+            .filter(|(_, held)| is_obstacle(held, &request))
             .map(|(file, held)| (file, held.lock))
             .collect()
     }
@@ -217,7 +217,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         request: &'a LockRequest,
     ) -> impl Iterator<Item = &'a HeldLock> {
         let held = self.held.get(&file).into_iter().flatten();
-        held.filter(move |held| stands_against(held, request))
+        held.filter(move |held| is_obstacle(held, request))
     }
 
     fn apply(&mut self, file: K, request: &LockRequest, granted: &mut Vec<W>) -> Result<()> {
@@ -346,7 +346,7 @@ fn normal(request: &LockRequest) -> Result<LockRequest> {
     if request.lock.start > request.lock.end { Err(Errno::EINVAL) } else { Ok(request) }
 }
 
-fn stands_against(held: &HeldLock, request: &LockRequest) -> bool {
+fn is_obstacle(held: &HeldLock, request: &LockRequest) -> bool {
     let exclusive = held.lock.typ == LockType::Write || request.lock.typ == LockType::Write;
     held.kind == request.kind
         && held.owner != request.owner
@@ -443,7 +443,7 @@ mod tests {
         set(&mut table, posix(1, Write, 100, u64::MAX)).0.unwrap();
         assert_eq!(ranges(&table, 1), [(Write, 0, OFFSET_MAX)]);
         set(&mut table, posix(1, Unlock, 0, u64::MAX)).0.unwrap();
-        assert!(table.is_empty() && table.held() == 0);
+        assert!(table.is_empty() && table.held_count() == 0);
     }
 
     #[test]
@@ -468,9 +468,9 @@ mod tests {
         assert_eq!(set(&mut table, flock(3, Read)).0, Err(Errno::EAGAIN));
         let mut granted = Vec::new();
         table.drop_owner(FILE, LockKind::Flock, LockOwner(1), &mut granted);
-        assert_eq!(table.held(), 2);
+        assert_eq!(table.held_count(), 2);
         table.drop_owner(FILE, LockKind::Posix, LockOwner(1), &mut granted);
-        assert_eq!(table.held(), 1);
+        assert_eq!(table.held_count(), 1);
     }
 
     #[test]

@@ -25,15 +25,15 @@ const PART_BITS: u32 = u32::BITS - BITS;
 macro_rules! of_members {
     ($($name:ident($first:ident: $kind:ident $(, $arg:ident: $ty:ty)*) -> $out:ty, $refusal:ident;)*) => {
         $(fn $name(&self, cx: &Context<'_>, $first: $kind $(, $arg: $ty)*) -> Result<$out> {
-            let (at, $first) = $first.there(self, Errno::$refusal)?;
-            at.fs.$name(cx, $first $(, $arg)*).map_err(here_only)
+            let (at, $first) = $first.resolve_member(self, Errno::$refusal)?;
+            at.fs.$name(cx, $first $(, $arg)*).map_err(replace_enosys)
         })*
     };
 }
 
 /// The error of a file system that lacks an operation. The others may have it, and after `ENOSYS` a frontend would no
 /// longer call them either.
-fn here_only(errno: Errno) -> Errno {
+fn replace_enosys(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno }
 }
 
@@ -45,18 +45,18 @@ fn or_nothing<T: Default>(result: Result<T>) -> Result<T> {
 /// A number or an open file of the namespace.
 trait NamespaceRef: Sized {
     /// The file system, and the same thing there.
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Self)>;
+    fn resolve_member(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Self)>;
 }
 
 impl NamespaceRef for Ino {
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
-        fs.there(self, refusal)
+    fn resolve_member(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
+        fs.resolve_inode(self, refusal)
     }
 }
 
 impl NamespaceRef for File {
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, File)> {
-        let (at, ino) = fs.there(self.ino, refusal)?;
+    fn resolve_member(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, File)> {
+        let (at, ino) = fs.resolve_inode(self.ino, refusal)?;
         Ok((at, File { ino, ..self }))
     }
 }
@@ -89,7 +89,7 @@ impl Namespace {
         match child {
             NamespaceChild::Dir(dir) => Ok(self.tree.entry(dir)),
             NamespaceChild::Member(index) => {
-                let at = self.at(index);
+                let at = self.member(index);
                 let attr = at.attr(at.fs.getattr(cx, Ino::ROOT, None)?);
                 Ok(Entry { ino: child.ino(), generation: 0, attr, valid_for: attr.valid_for })
             }
@@ -105,7 +105,7 @@ impl Namespace {
         for ((name, child), next) in all.filter(|(_, next)| *next > from) {
             let ino = match child {
                 NamespaceChild::Dir(dir) => NamespaceTree::ino(dir).0,
-                NamespaceChild::Member(index) => self.at(index).st_ino(Ino::ROOT.0),
+                NamespaceChild::Member(index) => self.member(index).st_ino(Ino::ROOT.0),
             };
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
             let look_up = || (next > 2).then(|| self.entry_of(cx, child).ok()).flatten();
@@ -116,7 +116,7 @@ impl Namespace {
     }
 
     /// Calls every file system. Returns the first failure.
-    fn all(&self, mut call: impl FnMut(&dyn FileSystem) -> Result<()>) -> Result<()> {
+    fn call_all(&self, mut call: impl FnMut(&dyn FileSystem) -> Result<()>) -> Result<()> {
         let results: Vec<_> = self.members.iter().map(|member| call(&*member.fs)).collect();
         results.into_iter().collect()
     }
@@ -176,21 +176,21 @@ impl FileSystem for Namespace {
         }
     }
 
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
-        let times = self.members.iter().map(|member| member.fs.negative_valid_for(origin));
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
+        let times = self.members.iter().map(|member| member.fs.negative_lifetime(origin));
         times.min().unwrap_or_default()
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         for (index, member) in self.members.iter().enumerate() {
             let map = move |ino| outer(index, ino);
             let notify = Arc::new(RenumberedNotify::new(Arc::clone(&notify), map));
-            member.fs.attached(origin, notify);
+            member.fs.attach(origin, notify);
         }
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
-        self.all(|fs| fs.detached(origin))
+    fn detach(&self, origin: Origin) -> Result<()> {
+        self.call_all(|fs| fs.detach(origin))
     }
 
     /// None: each file system has its own, by the same names.
@@ -250,7 +250,7 @@ impl FileSystem for Namespace {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let (at, parent) = self.parent(parent, name)?;
-        at.entry(at.fs.mknod(cx, parent, name, node).map_err(here_only)?)
+        at.entry(at.fs.mknod(cx, parent, name, node).map_err(replace_enosys)?)
     }
 
     fn mkdir(
@@ -261,7 +261,7 @@ impl FileSystem for Namespace {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let (at, parent) = self.parent(parent, name)?;
-        at.entry(at.fs.mkdir(cx, parent, name, node).map_err(here_only)?)
+        at.entry(at.fs.mkdir(cx, parent, name, node).map_err(replace_enosys)?)
     }
 
     fn symlink(
@@ -273,26 +273,26 @@ impl FileSystem for Namespace {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let (at, parent) = self.parent(parent, name)?;
-        at.entry(at.fs.symlink(cx, parent, name, target, node).map_err(here_only)?)
+        at.entry(at.fs.symlink(cx, parent, name, target, node).map_err(replace_enosys)?)
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let (at, parent) = self.parent(parent, name)?;
-        let (other, ino) = self.there(ino, Errno::EPERM)?;
+        let (other, ino) = self.resolve_inode(ino, Errno::EPERM)?;
         if other.index != at.index {
             return Err(Errno::EXDEV);
         }
-        at.entry(at.fs.link(cx, ino, parent, name).map_err(here_only)?)
+        at.entry(at.fs.link(cx, ino, parent, name).map_err(replace_enosys)?)
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let (at, parent) = self.removal(parent, name)?;
-        at.fs.unlink(cx, parent, name).map_err(here_only)
+        at.fs.unlink(cx, parent, name).map_err(replace_enosys)
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let (at, parent) = self.removal(parent, name)?;
-        at.fs.rmdir(cx, parent, name).map_err(here_only)
+        at.fs.rmdir(cx, parent, name).map_err(replace_enosys)
     }
 
     fn rename(
@@ -303,9 +303,9 @@ impl FileSystem for Namespace {
         flags: RenameFlags,
     ) -> Result<()> {
         let (at, parent) = self.removal(from.0, from.1)?;
-        match self.there(to.0, Errno::EXDEV)? {
+        match self.resolve_inode(to.0, Errno::EXDEV)? {
             (other, to_parent) if other.index == at.index => {
-                at.fs.rename(cx, (parent, from.1), (to_parent, to.1), flags).map_err(here_only)
+                at.fs.rename(cx, (parent, from.1), (to_parent, to.1), flags).map_err(replace_enosys)
             }
             _ => Err(Errno::EXDEV),
         }
@@ -328,12 +328,12 @@ impl FileSystem for Namespace {
     }
 
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
-        let (at, file) = file.there(self, Errno::EBADF)?;
+        let (at, file) = file.resolve_member(self, Errno::EBADF)?;
         or_nothing(at.fs.flush(cx, file, owner))
     }
 
     fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
-        let (at, file) = file.there(self, Errno::EINVAL)?;
+        let (at, file) = file.resolve_member(self, Errno::EINVAL)?;
         or_nothing(at.fs.fsync(cx, file, datasync))
     }
 
@@ -344,7 +344,7 @@ impl FileSystem for Namespace {
         events: u32,
         wake: Option<PollHandle>,
     ) -> Result<u32> {
-        let (at, file) = file.there(self, Errno::EINVAL)?;
+        let (at, file) = file.resolve_member(self, Errno::EINVAL)?;
         match at.fs.poll(cx, file, events, wake) {
             // Always ready.
             Err(Errno::ENOSYS) => Ok(events),
@@ -362,8 +362,8 @@ impl FileSystem for Namespace {
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
-        let (at, inner) = self.there(ino, Errno::EROFS)?;
-        Ok(at.attr(at.fs.setattr(cx, inner, fh, set).map_err(here_only)?))
+        let (at, inner) = self.resolve_inode(ino, Errno::EROFS)?;
+        Ok(at.attr(at.fs.setattr(cx, inner, fh, set).map_err(replace_enosys)?))
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
@@ -376,7 +376,9 @@ impl FileSystem for Namespace {
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         match self.place(ino)? {
-            NamespacePlace::There(at, inner) => at.fs.listxattr(cx, inner, room).map_err(here_only),
+            NamespacePlace::There(at, inner) => {
+                at.fs.listxattr(cx, inner, room).map_err(replace_enosys)
+            }
             NamespacePlace::Here(_) if room == 0 => Ok(Xattr::Size(0)),
             NamespacePlace::Here(_) => Ok(Xattr::Value(Vec::new())),
         }
@@ -385,8 +387,8 @@ impl FileSystem for Namespace {
     // ---- open files -----------------------------------------------------------------------
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
-        let (at, inner) = self.there(ino, Errno::EISDIR)?;
-        at.fs.open(cx, inner, args).map_err(here_only)
+        let (at, inner) = self.resolve_inode(ino, Errno::EISDIR)?;
+        at.fs.open(cx, inner, args).map_err(replace_enosys)
     }
 
     fn create(
@@ -398,7 +400,7 @@ impl FileSystem for Namespace {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (at, parent) = self.parent(parent, name)?;
-        at.created(cx, at.fs.create(cx, parent, name, node, args).map_err(here_only)?)
+        at.register_created(cx, at.fs.create(cx, parent, name, node, args).map_err(replace_enosys)?)
     }
 
     fn tmpfile(
@@ -408,8 +410,8 @@ impl FileSystem for Namespace {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
-        let (at, parent) = self.there(parent, Errno::EROFS)?;
-        at.created(cx, at.fs.tmpfile(cx, parent, node, args).map_err(here_only)?)
+        let (at, parent) = self.resolve_inode(parent, Errno::EROFS)?;
+        at.register_created(cx, at.fs.tmpfile(cx, parent, node, args).map_err(replace_enosys)?)
     }
 
     fn submit(&self, io: Io) {
@@ -437,16 +439,16 @@ impl FileSystem for Namespace {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        let (at, src) = copy.src.there(self, Errno::EISDIR)?;
-        let (other, dst) = copy.dst.there(self, Errno::EISDIR)?;
+        let (at, src) = copy.src.resolve_member(self, Errno::EISDIR)?;
+        let (other, dst) = copy.dst.resolve_member(self, Errno::EISDIR)?;
         if at.index != other.index {
             return Err(Errno::EXDEV);
         }
-        at.fs.copy_file_range(cx, &CopyRange { src, dst, ..*copy }).map_err(here_only)
+        at.fs.copy_file_range(cx, &CopyRange { src, dst, ..*copy }).map_err(replace_enosys)
     }
 
     fn setlkw(&self, wait: LockWait) {
-        match wait.file().there(self, Errno::ENOLCK) {
+        match wait.file().resolve_member(self, Errno::ENOLCK) {
             Ok((at, file)) => at.fs.setlkw(wait.map_file(|_| file)),
             Err(errno) => wait.finish(Err(errno)),
         }
@@ -520,7 +522,7 @@ impl FileSystem for Namespace {
     }
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
-        self.all(|fs| or_nothing(fs.syncfs(cx)))
+        self.call_all(|fs| or_nothing(fs.syncfs(cx)))
     }
 }
 
@@ -546,25 +548,25 @@ impl Shortcuts for Namespace {
 
 impl Lifecycle for Namespace {
     fn trim(&self) {
-        self.each_lifecycle(|one| one.trim());
+        self.call_each_lifecycle(|one| one.trim());
     }
     fn memory_pressure(&self) {
-        self.each_lifecycle(|one| one.memory_pressure());
+        self.call_each_lifecycle(|one| one.memory_pressure());
     }
-    fn without_privileges(&self) {
-        self.each_lifecycle(|one| one.without_privileges());
+    fn prepare_privilege_drop(&self) {
+        self.call_each_lifecycle(|one| one.prepare_privilege_drop());
     }
 }
 
 impl Namespace {
-    fn each_lifecycle(&self, call: impl Fn(&dyn Lifecycle)) {
+    fn call_each_lifecycle(&self, call: impl Fn(&dyn Lifecycle)) {
         self.members.iter().filter_map(|member| member.fs.lifecycle()).for_each(call);
     }
 }
 
 impl MemberRef<'_> {
     /// A file that was created and is open. It is closed again where the namespace has no number for it.
-    fn created(
+    fn register_created(
         self,
         cx: &Context<'_>,
         (entry, opened): (Entry, OpenReply),

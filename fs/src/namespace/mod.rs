@@ -129,18 +129,18 @@ impl Namespace {
 
     fn place(&self, ino: Ino) -> Result<NamespacePlace<'_>> {
         match self.member_of(ino) {
-            Some((index, inner)) => Ok(NamespacePlace::There(self.at(index), inner)),
+            Some((index, inner)) => Ok(NamespacePlace::There(self.member(index), inner)),
             None => self.tree.find(ino).map(NamespacePlace::Here).ok_or(Errno::ESTALE),
         }
     }
 
-    fn at(&self, index: usize) -> MemberRef<'_> {
+    fn member(&self, index: usize) -> MemberRef<'_> {
         let NamespaceMember { fs, apart, .. } = &self.members[index];
         MemberRef { fs: &**fs, index, apart: *apart }
     }
 
     /// The inode in a file system; `refusal` for a directory of the namespace.
-    fn there(&self, ino: Ino, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
+    fn resolve_inode(&self, ino: Ino, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
         match self.place(ino)? {
             NamespacePlace::There(at, inner) => Ok((at, inner)),
             NamespacePlace::Here(_) => Err(refusal),

@@ -16,7 +16,7 @@ fn fs() -> Namespace {
     let member = |path: &str| NamespaceMember { path: path.to_owned(), fs: tree(), apart: false };
     let members = ["fast", "far/one", "far/two"].map(member).into();
     let fs = Namespace::new(members, Caller { uid: 3, gid: 4, pid: 0 }).unwrap();
-    fs.attached(Origin::new(), Arc::new(NoNotify));
+    fs.attach(Origin::new(), Arc::new(NoNotify));
     fs
 }
 
@@ -128,11 +128,11 @@ struct NoSyncMember;
 
 impl FileSystem for NoSyncMember {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
-        let attr = Attr::of_new(Ino(1 << 60), &node());
+        let attr = Attr::for_new(Ino(1 << 60), &node());
         Ok(Entry { ino: Ino(1 << 60), generation: 0, attr, valid_for: Duration::ZERO })
     }
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        Ok(Attr::of_new(ino, &node()))
+        Ok(Attr::for_new(ino, &node()))
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
         Ok(())
@@ -184,7 +184,7 @@ impl SilentMember {
         NamespaceMember { path: path.to_owned(), fs, apart }
     }
 
-    fn around<T>(
+    fn intercept<T>(
         &self,
         _: Method,
         _: &Context<'_>,
@@ -195,7 +195,7 @@ impl SilentMember {
 }
 
 impl FileSystem for SilentMember {
-    delegate!(around inner, except caps, failure_domain);
+    delegate!(intercept inner, except caps, failure_domain);
 
     fn caps(&self) -> Caps {
         Caps { exclusive: self.exclusive, ..self.inner.caps() }

@@ -82,7 +82,7 @@ impl NamespaceTree {
             }
             Some(NamespaceChild::Member(other)) => Err(NamespaceError::Below(index, other)),
             Some(NamespaceChild::Dir(dir)) => {
-                Err(NamespaceError::Below(self.some_member(dir), index))
+                Err(NamespaceError::Below(self.find_member(dir), index))
             }
         }
     }
@@ -90,15 +90,15 @@ impl NamespaceTree {
     fn add_dir(&mut self, parent: usize, owner: Caller) -> usize {
         let dir = self.dirs.len();
         let node = NewNode::new(FileKind::Directory, 0o755, owner);
-        let attr = Attr { nlink: 2, ..Attr::of_new(NamespaceTree::ino(dir), &node) };
+        let attr = Attr { nlink: 2, ..Attr::for_new(NamespaceTree::ino(dir), &node) };
         self.dirs.push(NamespaceDir { parent, names: Vec::new(), attr });
         dir
     }
 
     /// A member below a directory. Every directory has one.
-    fn some_member(&self, dir: usize) -> usize {
+    fn find_member(&self, dir: usize) -> usize {
         match self.dirs[dir].names.first() {
-            Some((_, NamespaceChild::Dir(next))) => self.some_member(*next),
+            Some((_, NamespaceChild::Dir(next))) => self.find_member(*next),
             Some((_, NamespaceChild::Member(index))) => *index,
             None => 0,
         }

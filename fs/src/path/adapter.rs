@@ -182,7 +182,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         });
         if entered.is_err() {
             // The earlier error is reported, not an error of release.
-            let _ = self.inner.release(cx, file, ReleaseArgs::of(flags));
+            let _ = self.inner.release(cx, file, ReleaseArgs::from_flags(flags));
         }
         entered
     }
@@ -218,12 +218,12 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         Caps { submits: false, readdir_entries: false, ..self.caps.caps.clone() }
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
-        self.inner.attached(origin, notify);
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.inner.attach(origin, notify);
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
-        self.inner.detached(origin)
+    fn detach(&self, origin: Origin) -> Result<()> {
+        self.inner.detach(origin)
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -388,7 +388,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let added = self.names.add_handle(ino, opened.fh, args.flags.writable());
         if added.is_err() {
             let path = self.needs_path().then(|| held.path(0));
-            let release = ReleaseArgs::of(args.flags);
+            let release = ReleaseArgs::from_flags(args.flags);
             let _ = self.inner.release(cx, PathFile { path, fh: opened.fh }, release);
         }
         added.map(|()| opened)

@@ -88,13 +88,13 @@ impl HeldPath {
     }
 
     /// The name to be changed.
-    fn changed(&self) -> Option<(Ino, &[u8])> {
+    fn changed_name(&self) -> Option<(Ino, &[u8])> {
         let last = self.steps.last().filter(|_| self.change)?;
         Some((last.parent, self.name(last)))
     }
 
     /// The names that are shared.
-    fn shared(&self) -> impl Iterator<Item = (Ino, &[u8])> {
+    fn shared_names(&self) -> impl Iterator<Item = (Ino, &[u8])> {
         let count = self.steps.len() - usize::from(self.change);
         self.steps[..count].iter().map(|step| (step.parent, self.name(step)))
     }
@@ -111,10 +111,10 @@ impl Drop for HeldPaths<'_> {
     fn drop(&mut self) {
         let mut tree = self.names.lock();
         for held in &self.paths {
-            for (parent, name) in held.shared() {
+            for (parent, name) in held.shared_names() {
                 tree.with_edge(parent, name, |edge| edge.shared -= 1);
             }
-            if let Some((parent, name)) = held.changed() {
+            if let Some((parent, name)) = held.changed_name() {
                 tree.with_edge(parent, name, |edge| edge.exclusive = false);
             }
         }
@@ -168,7 +168,7 @@ impl PathTreeLock {
         let paths = loop {
             tree = self.wait(tree);
             match try_hold(&mut tree, wants) {
-                Ok(None) if cx.interrupted() => break Err(HoldRefusal::Interrupted),
+                Ok(None) if cx.is_interrupted() => break Err(HoldRefusal::Interrupted),
                 Ok(None) => {}
                 Ok(Some(paths)) => break Ok(paths),
                 Err(refusal) => break Err(refusal),
@@ -202,8 +202,9 @@ fn try_hold(
         paths.push(build(tree, want)?);
     }
     for (place, held) in paths.iter().enumerate() {
-        let on_path = |name| paths.iter().any(|other| other.shared().any(|step| step == name));
-        if held.changed().is_some_and(on_path) {
+        let on_path =
+            |name| paths.iter().any(|other| other.shared_names().any(|step| step == name));
+        if held.changed_name().is_some_and(on_path) {
             return Err(HoldRefusal::Nested(place));
         }
     }
@@ -218,16 +219,16 @@ fn try_hold(
         let in_use = |(parent, name): (Ino, &[u8])| {
             tree.edge(parent, name).is_some_and(|edge| edge.exclusive || edge.shared > 0)
         };
-        !held.shared().any(blocked) && !held.changed().is_some_and(in_use)
+        !held.shared_names().any(blocked) && !held.changed_name().is_some_and(in_use)
     });
     if !free {
         return Ok(None);
     }
     for held in &paths {
-        for (parent, name) in held.shared() {
+        for (parent, name) in held.shared_names() {
             tree.with_edge(parent, name, |edge| edge.shared += 1);
         }
-        if let Some((parent, name)) = held.changed() {
+        if let Some((parent, name)) = held.changed_name() {
             tree.with_edge(parent, name, |edge| edge.exclusive = true);
         }
     }

@@ -53,11 +53,11 @@ pub trait PathFileSystem: Send + Sync {
 
     /// Called once by each frontend when it is ready. `notify` uses the adapter's inode numbers,
     /// which [`PathAdapter::ino_of`] returns.
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {}
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {}
 
     /// Called by each frontend after its last operation. Makes all acknowledged changes durable
     /// that the file system has kept in memory, or fails.
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         Ok(())
     }
 
@@ -233,7 +233,7 @@ pub trait PathFileSystem: Send + Sync {
         self.mknod(cx, path, node)?;
         // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
-        self.open(cx, path, OpenArgs { flags: args.flags.without(creation), ..args })
+        self.open(cx, path, OpenArgs { flags: args.flags.difference(creation), ..args })
     }
 
     /// Reads data from `args.offset` on into `out`. Fewer bytes than fit mean end of file.

@@ -28,7 +28,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         if self.must_hide(parent, name) {
             return self.hide(cx, parent, name, held.path(0)).map(|_| ());
         }
-        let ends = self.ends(cx, parent, name, held.path(0));
+        let ends = self.find_ending(cx, parent, name, held.path(0));
         self.inner.unlink(cx, held.path(0))?;
         let mut tree = self.names.lock();
         if let Some(ino) = ends {
@@ -57,7 +57,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
                 // ENOENT has priority, as in rename(2).
                 let held = self.names.hold(cx, &[NeededPath::Name(from.0, from.1)])?;
                 self.inner.getattr(cx, PathOperand::Path(held.path(0)))?;
-                return Err(nested(refusal, flags));
+                return Err(nesting_error(refusal, flags));
             }
         };
         let (from_path, to_path) = (held.path(0), held.path(1));
@@ -80,19 +80,19 @@ impl<P: PathFileSystem> PathAdapter<P> {
                 hidden = Some(self.hide(cx, to.0, to.1, to_path)?);
             }
         }
-        let ends = self.ends(cx, to.0, to.1, to_path);
+        let ends = self.find_ending(cx, to.0, to.1, to_path);
         if let Err(errno) = self.inner.rename(cx, from_path, to_path, flags) {
             if let Some(hidden) = hidden {
                 self.show(cx, to, hidden, to_path);
             }
             return Err(errno);
         }
-        self.moved(from, to, ends);
+        self.record_move(from, to, ends);
         Ok(())
     }
 
     /// Renames in the tree. `ends` is the replaced inode that no longer exists.
-    fn moved(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), ends: Option<Ino>) {
+    fn record_move(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), ends: Option<Ino>) {
         let mut tree = self.names.lock();
         if let Some(ino) = ends {
             tree.forget_st_ino(ino);
@@ -129,7 +129,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
             here && tree.node(ino).is_ok_and(|node| node.handles.is_empty())
         };
         if unused(ino) {
-            let ends = self.ends(cx, parent, &name, held.path(0));
+            let ends = self.find_ending(cx, parent, &name, held.path(0));
             // An error cannot be reported. The file then keeps its hidden name.
             let _ = self.inner.unlink(cx, held.path(0));
             let mut tree = self.names.lock();
@@ -159,7 +159,13 @@ impl<P: PathFileSystem> PathAdapter<P> {
 
     /// The inode that ceases to exist with this name: it has no other known name, and no unknown
     /// link. `None` unless numbers are stable, which may then be reused.
-    fn ends(&self, cx: &Context<'_>, parent: Ino, name: &[u8], path: PathRef<'_>) -> Option<Ino> {
+    fn find_ending(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        path: PathRef<'_>,
+    ) -> Option<Ino> {
         let ino = {
             let tree = self.names.lock();
             let ino = tree.child(parent, name)?;
@@ -218,7 +224,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
 }
 
 /// The error of rename(2) if one name is below the other.
-fn nested(refusal: HoldRefusal, flags: RenameFlags) -> Errno {
+fn nesting_error(refusal: HoldRefusal, flags: RenameFlags) -> Errno {
     match refusal {
         HoldRefusal::Nested(1) if flags.has(RenameFlags::NOREPLACE) => Errno::EEXIST,
         HoldRefusal::Nested(1) if !flags.has(RenameFlags::EXCHANGE) => Errno::ENOTEMPTY,

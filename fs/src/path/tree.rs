@@ -81,7 +81,7 @@ pub(super) struct NameEdge {
 }
 
 impl NameEdge {
-    fn idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.child.is_none() && self.shared == 0 && !self.exclusive && self.wanted == 0
     }
 }
@@ -99,7 +99,7 @@ impl PathNode {
         }
     }
 
-    fn unused(&self) -> bool {
+    fn is_unused(&self) -> bool {
         self.lookups == 0 && self.handles.is_empty() && self.children.is_empty()
     }
 }
@@ -151,14 +151,14 @@ impl PathTree {
         let Some(dir) = self.nodes.get_mut(&parent) else { return };
         if let Some(edge) = dir.children.get_mut(name) {
             change(edge);
-            if edge.idle() {
+            if edge.is_idle() {
                 dir.children.remove(name);
                 self.collect(parent);
             }
         } else {
             let mut edge = NameEdge::default();
             change(&mut edge);
-            if !edge.idle() {
+            if !edge.is_idle() {
                 dir.children.insert(name.into(), edge);
             }
         }
@@ -181,7 +181,7 @@ impl PathTree {
     pub fn bind(&mut self, parent: Ino, name: &[u8], found: NamedFile) -> Result<Ino> {
         self.node(parent)?;
         let current = self.child(parent, name);
-        let same = self.known(current, found);
+        let same = self.find_known(current, found);
         let ino = same.unwrap_or_else(|| self.add(found));
         // Added before names move, so that the node is kept meanwhile.
         self.node_mut(ino)?.lookups += 1;
@@ -192,7 +192,7 @@ impl PathTree {
     }
 
     /// Returns the existing node of `found`, if any.
-    fn known(&mut self, current: Option<Ino>, found: NamedFile) -> Option<Ino> {
+    fn find_known(&mut self, current: Option<Ino>, found: NamedFile) -> Option<Ino> {
         let candidate = match found.st_ino {
             Some(st_ino) => self.by_st_ino.get(&st_ino).copied(),
             None if found.fresh => None,
@@ -313,7 +313,7 @@ impl PathTree {
     pub fn collect(&mut self, ino: Ino) {
         let mut candidates = vec![ino];
         while let Some(ino) = candidates.pop() {
-            let unused = self.nodes.get(&ino).is_some_and(PathNode::unused);
+            let unused = self.nodes.get(&ino).is_some_and(PathNode::is_unused);
             if ino == Ino::ROOT || !unused {
                 continue;
             }
@@ -323,7 +323,7 @@ impl PathTree {
                 let Some(dir) = self.nodes.get_mut(&parent) else { continue };
                 if let Some(edge) = dir.children.get_mut(&name) {
                     edge.child = None;
-                    if edge.idle() {
+                    if edge.is_idle() {
                         dir.children.remove(&name);
                         candidates.push(parent);
                     }

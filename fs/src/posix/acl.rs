@@ -190,7 +190,7 @@ mod tests {
         Acl(entries.iter().map(entry).collect()).to_bytes()
     }
 
-    fn named() -> Vec<u8> {
+    fn make_named() -> Vec<u8> {
         value(&[
             (USER_OBJ, 7, NO_ID),
             (USER, 5, 1000),
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_format_survives_a_round_trip() {
-        let acl = Acl::parse(&named()).unwrap().unwrap();
-        assert_eq!(acl.to_bytes(), named());
+        let acl = Acl::parse(&make_named()).unwrap().unwrap();
+        assert_eq!(acl.to_bytes(), make_named());
         assert_eq!((acl.perm(), acl.is_minimal()), (0o761, false));
         assert_eq!(Acl::parse(&VERSION.to_le_bytes()), Ok(None));
     }
@@ -212,7 +212,7 @@ mod tests {
     fn invalid_acls_are_refused() {
         assert_eq!(Acl::parse(b""), Err(Errno::EINVAL));
         assert_eq!(Acl::parse(&1u32.to_le_bytes()), Err(Errno::EOPNOTSUPP));
-        assert_eq!(Acl::parse(&named()[..20]), Err(Errno::EINVAL));
+        assert_eq!(Acl::parse(&make_named()[..20]), Err(Errno::EINVAL));
         let minimal = [(USER_OBJ, 7, NO_ID), (GROUP_OBJ, 4, NO_ID), (OTHER, 1, NO_ID)];
         assert!(Acl::parse(&value(&minimal)).unwrap().unwrap().is_minimal());
         assert_eq!(Acl::parse(&value(&minimal[..2])), Err(Errno::EINVAL));
@@ -228,11 +228,11 @@ mod tests {
 
     #[test]
     fn chmod_changes_the_mask_and_a_child_inherits_the_intersection() {
-        let mut acl = Acl::parse(&named()).unwrap().unwrap();
+        let mut acl = Acl::parse(&make_named()).unwrap().unwrap();
         acl.chmod(0o640);
         assert_eq!(acl.perm(), 0o640);
         assert_eq!(acl.find(GROUP_OBJ).unwrap().perm, 4);
-        let mut acl = Acl::parse(&named()).unwrap().unwrap();
+        let mut acl = Acl::parse(&make_named()).unwrap().unwrap();
         assert_eq!(acl.inherit(0o4666), 0o4660);
         assert_eq!(acl.find(USER).unwrap().perm, 5);
     }

@@ -72,7 +72,7 @@ mod tests {
         NewNode { umask: 0o022, ..NewNode::new(kind, perm, caller) }
     }
 
-    fn made(dir: CreateParent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> (u32, u32) {
+    fn compute_rights(dir: CreateParent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> (u32, u32) {
         let made = new_inode(dir, node, keeps_sgid);
         (made.perm, made.gid)
     }
@@ -82,14 +82,14 @@ mod tests {
         let plain = CreateParent { perm: 0o777, gid: 20, default_acl: None };
         let handing = CreateParent { perm: 0o2777, ..plain };
         let (file, dir) = (node(FileKind::Regular, 0o2775), node(FileKind::Directory, 0o777));
-        assert_eq!(made(plain, &file, false), (0o2755, 5));
-        assert_eq!(made(plain, &dir, false), (0o755, 5));
-        assert_eq!(made(handing, &dir, false), (0o2755, 20));
+        assert_eq!(compute_rights(plain, &file, false), (0o2755, 5));
+        assert_eq!(compute_rights(plain, &dir, false), (0o755, 5));
+        assert_eq!(compute_rights(handing, &dir, false), (0o2755, 20));
         // A user outside the group cannot create a set-group-id program.
-        assert_eq!(made(handing, &file, false), (0o755, 20));
-        assert_eq!(made(handing, &file, true), (0o2755, 20));
+        assert_eq!(compute_rights(handing, &file, false), (0o755, 20));
+        assert_eq!(compute_rights(handing, &file, true), (0o2755, 20));
         let member = NewNode { supplementary_gid: Some(20), ..file };
-        assert_eq!(made(handing, &member, false), (0o2755, 20));
+        assert_eq!(compute_rights(handing, &member, false), (0o2755, 20));
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub use access::{consults_acl, owns, permits};
 pub use access_time::access_time_is_due;
 pub use create::{CreateParent, NewInode, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
-pub use set_id::{clears_mark, without_set_id};
+pub use set_id::{clears_mark, drop_set_id};
 
 /// Permission to execute a file or search a directory, `MAY_EXEC` of `linux/fs.h`.
 pub const EXEC: u32 = 1;

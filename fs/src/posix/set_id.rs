@@ -7,7 +7,7 @@ use crate::Context;
 /// of the kernel's `fs/attr.c`. Set-group-id without group execution is kept if the caller is a
 /// member of the group, or has CAP_FSETID.
 #[must_use]
-pub fn without_set_id(perm: u32, is_member: bool) -> u32 {
+pub fn drop_set_id(perm: u32, is_member: bool) -> u32 {
     let keeps_sgid = perm & GROUP_EXEC == 0 && is_member;
     perm & !SUID & if keeps_sgid { !0 } else { !SGID }
 }
@@ -61,8 +61,8 @@ mod tests {
             (0o2766, 0o2766, 0o766),
             (0o2776, 0o776, 0o776),
         ] {
-            assert_eq!(without_set_id(perm, true), of_member, "{perm:o}");
-            assert_eq!(without_set_id(perm, false), of_stranger, "{perm:o}");
+            assert_eq!(drop_set_id(perm, true), of_member, "{perm:o}");
+            assert_eq!(drop_set_id(perm, false), of_stranger, "{perm:o}");
         }
     }
 }

@@ -10,7 +10,7 @@ pub trait WorkWatch: Send + Sync {
     /// `done` of `all` parts of a step are done, such as `reading inodes`. Returns true to end the work: it then fails with
     /// [`SourceOpenError::Interrupted`](super::SourceOpenError::Interrupted), and leaves what a power failure at this moment would leave, or
     /// less. Any thread of the work calls it, often.
-    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool;
+    fn report_progress(&self, step: &'static str, done: u64, all: u64) -> bool;
 }
 
 /// Looks at nothing, and lets the work come to its end.
@@ -18,7 +18,7 @@ pub trait WorkWatch: Send + Sync {
 pub struct NoWatch;
 
 impl WorkWatch for NoWatch {
-    fn ends(&self, _: &'static str, _: u64, _: u64) -> bool {
+    fn report_progress(&self, _: &'static str, _: u64, _: u64) -> bool {
         false
     }
 }

@@ -99,7 +99,7 @@ pub enum SourceOpenError {
 
 impl SourceOpenError {
     /// Opening failed with `error`.
-    pub fn failed(error: impl fmt::Display) -> Self {
+    pub fn from_error(error: impl fmt::Display) -> Self {
         SourceOpenError::Failed(error.to_string())
     }
 }
@@ -123,7 +123,7 @@ pub type SourceResult<T = ()> = std::result::Result<T, SourceOpenError>;
 /// A kind of file system that a program can open by name. Backends implement it by a [`SourceDescription`].
 pub trait SourceKind: Sync {
     /// The facts.
-    fn about(&self) -> &SourceFacts;
+    fn facts(&self) -> &SourceFacts;
 
     /// The options, for help texts and for suggestions.
     fn options(&self) -> Vec<OptionHelp>;
@@ -226,13 +226,13 @@ impl<S> SourceDescription<S> {
             };
             match self.options.iter().find(|known| known.name == name) {
                 Some(known) => known.value.apply(&mut settings, name, value)?,
-                None => return Err(self.unknown(name)),
+                None => return Err(self.unknown_option_error(name)),
             }
         }
         Ok(settings)
     }
 
-    fn unknown(&self, name: &str) -> SourceOpenError {
+    fn unknown_option_error(&self, name: &str) -> SourceOpenError {
         let kind = self.about.name;
         let names: Vec<_> = self.options.iter().map(|known| known.name).collect();
         let known = match names.is_empty() {
@@ -246,7 +246,7 @@ impl<S> SourceDescription<S> {
 }
 
 impl<S> SourceKind for SourceDescription<S> {
-    fn about(&self) -> &SourceFacts {
+    fn facts(&self) -> &SourceFacts {
         &self.about
     }
 
@@ -306,7 +306,7 @@ mod tests {
             ),
         ],
         defaults: |frontend| TestSettings { size: 7, quiet: frontend.writeback },
-        open: |_, _| Err(SourceOpenError::failed("nothing to open")),
+        open: |_, _| Err(SourceOpenError::from_error("nothing to open")),
         images: None,
     };
 

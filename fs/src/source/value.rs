@@ -46,7 +46,7 @@ impl<S> OptionValue<S> {
     }
 
     /// A description of the right values, for an error message.
-    fn expected(&self) -> String {
+    fn describe_expected(&self) -> String {
         match self {
             Number(min, max, _) => range("a number", *min, *max),
             Size(min, max, _) => range("bytes (also 64K, 1M, 2G)", *min, *max),
@@ -87,7 +87,7 @@ impl<S> OptionValue<S> {
         }
         let value = value.unwrap_or_default();
         self.apply_value(settings, value).ok_or_else(|| {
-            let expected = self.expected();
+            let expected = self.describe_expected();
             SourceOpenError::Usage(format!(
                 "option {name}={value} is not possible: write {expected}"
             ))

@@ -236,7 +236,7 @@ impl NvmeController {
     }
 
     /// Waits until the status has `value` under `mask`. False if that does not happen in time.
-    fn reaches(&self, mask: u32, value: u32, limit: Duration) -> bool {
+    fn wait_for_status(&self, mask: u32, value: u32, limit: Duration) -> bool {
         let until = self.transport.now() + limit;
         loop {
             let status = self.transport.read32(register::CSTS);
@@ -259,11 +259,11 @@ impl Drop for NvmeController {
             let ending = settings | register::ENABLE | register::SHUTDOWN_NORMAL;
             self.transport.write32(register::CC, ending);
             let done = (register::SHUTDOWN_STATE, register::SHUTDOWN_DONE);
-            if !self.reaches(done.0, done.1, SHUTDOWN) {
+            if !self.wait_for_status(done.0, done.1, SHUTDOWN) {
                 log::warn!("{}: it does not end its shutdown", self.transport.name());
             }
             self.transport.write32(register::CC, settings);
-            self.reaches(register::READY, 0, self.capabilities.timeout());
+            self.wait_for_status(register::READY, 0, self.capabilities.timeout());
         }
         self.transport.cut();
     }

@@ -50,7 +50,7 @@ impl PollingPolicy {
     }
 
     /// Records that polling, if there was any, has found nothing: the wait continues with a sleep.
-    pub(super) fn sleeps(&mut self) {
+    pub(super) fn record_wait(&mut self) {
         self.blind = if self.polling_time().is_zero() { self.blind + 1 } else { 0 };
     }
 
@@ -74,13 +74,13 @@ mod tests {
     const WOKEN: Duration = Duration::from_micros(40);
 
     /// Waits `count` times for answers that come after `time`, and returns how many of them slept.
-    fn sleeps(patience: &mut PollingPolicy, time: Duration, count: u32) -> u32 {
+    fn count_sleeps(patience: &mut PollingPolicy, time: Duration, count: u32) -> u32 {
         let mut sleeps = 0;
         for _ in 0..count {
             if time <= patience.polling_time() {
                 patience.record_polled(time);
             } else {
-                patience.sleeps();
+                patience.record_wait();
                 patience.record_sleep(time.max(WOKEN));
                 sleeps += 1;
             }
@@ -91,21 +91,21 @@ mod tests {
     #[test]
     fn a_controller_that_becomes_fast_is_looked_at_although_waking_up_takes_longer_than_a_look() {
         let mut patience = PollingPolicy::new();
-        assert_eq!(sleeps(&mut patience, LATE, 1000), 1000);
+        assert_eq!(count_sleeps(&mut patience, LATE, 1000), 1000);
         assert!(patience.usual > LOOK && WOKEN > LOOK);
-        let before = sleeps(&mut patience, SOON, 1000);
+        let before = count_sleeps(&mut patience, SOON, 1000);
         assert!(before <= TRIAL, "{before}");
-        assert_eq!(sleeps(&mut patience, SOON, 1000), 0);
+        assert_eq!(count_sleeps(&mut patience, SOON, 1000), 0);
     }
 
     #[test]
     fn one_wait_of_many_looks_where_answers_come_late() {
         let mut patience = PollingPolicy::new();
-        sleeps(&mut patience, LATE, 1000);
+        count_sleeps(&mut patience, LATE, 1000);
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
             looks += u32::from(!patience.polling_time().is_zero());
-            sleeps(&mut patience, LATE, 1);
+            count_sleeps(&mut patience, LATE, 1);
         }
         assert_eq!(looks, 100);
     }
@@ -117,7 +117,7 @@ mod tests {
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
             if patience.polling_time().is_zero() {
-                patience.sleeps();
+                patience.record_wait();
                 patience.record_sleep(WOKEN);
             } else {
                 patience.record_polled(Duration::from_millis(4));
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn one_late_answer_does_not_end_looking_and_several_do() {
         let mut patience = PollingPolicy::new();
-        sleeps(&mut patience, SOON, 100);
-        assert_eq!(sleeps(&mut patience, Duration::from_secs(1), 1), 1);
-        assert_eq!(sleeps(&mut patience, SOON, 10), 0);
-        sleeps(&mut patience, LATE, 10);
+        count_sleeps(&mut patience, SOON, 100);
+        assert_eq!(count_sleeps(&mut patience, Duration::from_secs(1), 1), 1);
+        assert_eq!(count_sleeps(&mut patience, SOON, 10), 0);
+        count_sleeps(&mut patience, LATE, 10);
         assert_eq!(patience.polling_time(), Duration::ZERO);
     }
 }

@@ -13,7 +13,7 @@ use crate::controller::ControllerState;
 
 impl NvmeQueue {
     /// Polls until `end`. True if an answer came.
-    fn looked(&mut self, end: Duration) -> bool {
+    fn poll_until(&mut self, end: Duration) -> bool {
         while self.controller.transport.now() < end {
             self.gather();
             if !self.done.is_empty() {
@@ -78,11 +78,11 @@ impl DeviceQueue for NvmeQueue {
                 true => Duration::ZERO,
                 false => self.patience.polling_time().min(timeout.unwrap_or(Duration::MAX)),
             };
-            if !look.is_zero() && self.looked(begin + look) {
+            if !look.is_zero() && self.poll_until(begin + look) {
                 self.patience.record_polled(transport.now().saturating_sub(begin));
                 return;
             }
-            self.patience.sleeps();
+            self.patience.record_wait();
         }
         let limit = match (busy, self.line == QueuePairState::Live) {
             (true, true) if transport.vectors() > 0 => {
@@ -104,8 +104,8 @@ impl DeviceQueue for NvmeQueue {
         self.controller.transport.waker(self.vector)
     }
 
-    fn ready(&self) -> Option<BorrowedFd<'_>> {
-        self.controller.transport.ready(self.vector)
+    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.controller.transport.interrupt_fd(self.vector)
     }
 
     fn in_flight(&self) -> usize {

@@ -233,7 +233,7 @@ impl ControllerTransport for VfioController {
         })
     }
 
-    fn ready(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+    fn interrupt_fd(&self, vector: u16) -> Option<BorrowedFd<'_>> {
         self.interrupts.get(usize::from(vector)).map(|fd| fd.as_fd())
     }
 

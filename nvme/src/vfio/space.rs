@@ -128,7 +128,7 @@ impl LockedMemoryShortage {
     }
 
     /// A limit that leaves room for the queues and buffers that follow after the failed request.
-    fn sufficient_limit(&self) -> u64 {
+    fn compute_limit(&self) -> u64 {
         (self.needed + self.needed / 4).next_multiple_of(ROOM)
     }
 }
@@ -136,7 +136,7 @@ impl LockedMemoryShortage {
 impl fmt::Display for LockedMemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (needed, limit) = (self.needed.div_ceil(1024), self.limit / 1024);
-        let enough = self.sufficient_limit() / 1024;
+        let enough = self.compute_limit() / 1024;
         write!(
             f,
             "the controller is to reach {needed} KiB of memory so far, and RLIMIT_MEMLOCK lets this process lock {limit} KiB: \

@@ -307,17 +307,17 @@ impl ObjectFile {
 
     fn sites(&self, all: bool) -> Vec<PatchSite> {
         let other = if all { &self.other_sites[..] } else { &[] };
-        sorted(&[&self.sites, other, &self.variable_sites])
+        sort_sites(&[&self.sites, other, &self.variable_sites])
     }
 
     /// How many instructions are replaced in a run.
-    pub fn replaced(&self) -> usize {
+    pub fn count_replaced(&self) -> usize {
         self.sites(false).len()
     }
 
     /// All that could be replaced.
     fn list_sites(&self) -> Vec<PatchSite> {
-        sorted(&[&self.sites, &self.other_sites, &self.variable_sites])
+        sort_sites(&[&self.sites, &self.other_sites, &self.variable_sites])
     }
 
     /// `syscall` instructions that may concern files: those with a number that is looked at, or an
@@ -329,7 +329,7 @@ impl ObjectFile {
 }
 
 /// Sites in the order of their addresses.
-fn sorted(parts: &[&[PatchSite]]) -> Vec<PatchSite> {
+fn sort_sites(parts: &[&[PatchSite]]) -> Vec<PatchSite> {
     let mut sites = parts.concat();
     sites.sort_unstable_by_key(|site| site.address);
     sites
@@ -402,7 +402,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Sy
                 let range = place.checked_sub(1).map(|place| ranges[place]);
                 range.filter(|range| range.from >= start && address < range.end)
             };
-            let range = within(known.get_or_init(|| described(file)));
+            let range = within(known.get_or_init(|| collect_functions(file)));
             match range.or_else(|| within(named.get_or_init(|| symbols(file)))) {
                 Some(FunctionRange { from, own_end, end }) => {
                     let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
@@ -452,11 +452,13 @@ fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fun
 pub(crate) fn functions<'d, R: ReadRef<'d>>(
     file: &ElfFile64<'d, LittleEndian, R>,
 ) -> Vec<(u64, u64)> {
-    described(file).into_iter().map(|function| (function.from, function.end)).collect()
+    collect_functions(file).into_iter().map(|function| (function.from, function.end)).collect()
 }
 
 /// Functions by their unwind tables, in their order.
-fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<FunctionRange> {
+fn collect_functions<'d, R: ReadRef<'d>>(
+    file: &ElfFile64<'d, LittleEndian, R>,
+) -> Vec<FunctionRange> {
     let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());

@@ -31,7 +31,7 @@ impl ForkPolicy {
     ];
 
     /// The policy of this name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, policy)| policy)
     }
 }

@@ -70,7 +70,7 @@ pub fn reach(path: &Path) -> Result<BTreeMap<String, BTreeSet<Option<u16>>>, Ana
     ObjectFile::with_file(path, |file| {
         let ranges = functions(file);
         let all = find_all(file, &ranges);
-        let place = |address: u64| containing(&ranges, address);
+        let place = |address: u64| find_containing(&ranges, address);
         let exports = ExportedFunctions::read_elf(file).all.into_iter();
         let reached =
             |(from, _, name): (u64, u64, String)| Some((name, from_here(&all, place(from)?)));
@@ -78,7 +78,7 @@ pub fn reach(path: &Path) -> Result<BTreeMap<String, BTreeSet<Option<u16>>>, Ana
     })
 }
 
-fn containing(ranges: &[(u64, u64)], address: u64) -> Option<usize> {
+fn find_containing(ranges: &[(u64, u64)], address: u64) -> Option<usize> {
     let at = ranges.partition_point(|&(from, _)| from <= address).checked_sub(1)?;
     (address < ranges[at].1).then_some(at)
 }
@@ -102,7 +102,7 @@ fn find_all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<Fu
             .filter(|one| one.op0_kind() == OpKind::NearBranch64)
             .map(|one| one.near_branch_target())
             .filter(leaves)
-            .filter_map(|target| containing(ranges, target));
+            .filter_map(|target| find_containing(ranges, target));
         let next = BTreeSet::from_iter(next).into_iter().collect();
         let calls = scan::function(code, from, end).iter().map(|found| found.number).collect();
         FunctionCalls { next, calls }

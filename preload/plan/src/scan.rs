@@ -173,13 +173,13 @@ impl RegisterConstants {
         }
         let at = register.full_register().number();
         self.known[at] = match instruction.mnemonic() {
-            Mnemonic::Mov => self.moved_constant(instruction),
+            Mnemonic::Mov => self.find_moved_constant(instruction),
             Mnemonic::Xor if is_same(instruction) => Some(0),
             _ => None,
         };
     }
 
-    fn moved_constant(&self, instruction: &Instruction) -> Option<u32> {
+    fn find_moved_constant(&self, instruction: &Instruction) -> Option<u32> {
         if instruction.op0_register().size() < 4 {
             return None;
         }

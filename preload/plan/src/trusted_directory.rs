@@ -77,7 +77,7 @@ pub(crate) fn is_trusted(meta: &Metadata) -> bool {
 /// # Errors
 ///
 /// Fails with the errors of [`find_trusted`].
-pub fn private(directory: &Path) -> io::Result<PathBuf> {
+pub fn find_private(directory: &Path) -> io::Result<PathBuf> {
     let directory = find_trusted(directory)?;
     let meta = fs::symlink_metadata(&directory)?;
     let own = meta.uid() == rustix::process::geteuid().as_raw();
@@ -146,8 +146,8 @@ mod tests {
         for (mode, settles) in [(0o755, true), (0o1777, true), (0o777, false), (0o770, false)] {
             put_at("a", mode);
             assert_eq!(find_trusted(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
-            assert_eq!(private(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
-            assert_eq!(private(&top.join("a")).is_ok(), mode == 0o755, "{mode:o}");
+            assert_eq!(find_private(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
+            assert_eq!(find_private(&top.join("a")).is_ok(), mode == 0o755, "{mode:o}");
         }
         put_at("a", 0o755);
         if rustix::process::geteuid().is_root() {

@@ -145,7 +145,7 @@ extern "C" fn decide(
     if is_ours && mask::OWN >> (number - 1) & 1 == 0 {
         let restarts = program_action(number)[1] & libc::SA_RESTART as u64 != 0;
         pending::note(number, info, context.mask(), restarts);
-        if let Some(behind) = wait::interrupted(context.ip()) {
+        if let Some(behind) = wait::find_resume_point(context.ip()) {
             context.set_ip(behind);
         }
         return RETURN;

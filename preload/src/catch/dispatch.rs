@@ -195,7 +195,7 @@ const SYSCALL_LEN: u64 = 2;
 fn dispatch_one(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     let may_wait = may_take_long(number);
     if may_wait {
-        signal_state::let_signals_in(context);
+        signal_state::unblock_signals(context);
     }
     let served =
         signal_state::serve(number, args, context.sp()).or_else(|| serve::call(number, args));

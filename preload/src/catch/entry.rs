@@ -367,7 +367,7 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
 /// Lets the signals arrive that have waited, and returns how the call goes on.
 extern "C" fn deliver(value: i64, then: u64) -> EntryRegisters {
     // Calls of our own code are not the program's.
-    let is_cancelled = !inside::is_inside() && pending::cancels();
+    let is_cancelled = !inside::is_inside() && pending::is_canceling();
     inside::deliver_outside();
     if is_cancelled && then & (PASS | PASS_HERE) != 0 && may_be_cancelled(value as u64) {
         // The C library ends the thread after a call that fails so. The call itself would not see that it is to end.

@@ -15,7 +15,7 @@ use defuse_preload_plan::cache::{AnalysisCache, FileStamp};
 use defuse_preload_plan::{ObjectSites, PatchSite};
 
 use crate::catch::{entry, patch};
-use crate::machine::descriptors::owned;
+use crate::machine::descriptors::take_owned;
 use crate::machine::lock::FutexLock;
 use crate::machine::message::write_line;
 use crate::machine::sys;
@@ -60,11 +60,11 @@ fn path_of(object: &patch::LoadedObject) -> Vec<u8> {
     if object.path.is_empty() && !name.starts_with(b"ld-") {
         return EXECUTED.to_vec();
     }
-    mapped_from(object).unwrap_or_else(|| EXECUTED.to_vec())
+    find_mapped_path(object).unwrap_or_else(|| EXECUTED.to_vec())
 }
 
 /// The path from which the code of an object is mapped.
-fn mapped_from(object: &patch::LoadedObject) -> Option<Vec<u8>> {
+fn find_mapped_path(object: &patch::LoadedObject) -> Option<Vec<u8>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let mut lines = maps.split(|byte| *byte == b'\n');
     lines.find_map(|line| {
@@ -143,7 +143,7 @@ fn find(process: &'static RunProcess, path: &[u8]) -> Option<OwnCalls> {
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let args = [libc::AT_FDCWD as u64, text.as_ptr() as u64, how, 0, 0, 0];
     let fd = sys::check(sys::pass(libc::SYS_openat as u64, &args)).ok()?;
-    let file = File::from(owned(fd as i32));
+    let file = File::from(take_owned(fd as i32));
     let meta = file.metadata().ok()?;
     let mapped = sys::MappedFile::new(file.as_raw_fd(), meta.len()).ok()?;
     // To write to it could be the end of a program with a limit of file sizes.

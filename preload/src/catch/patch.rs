@@ -59,7 +59,7 @@ pub struct RunImages {
 pub fn patch_all(objects: &[ObjectSites], images: RunImages) -> PatchOutcome {
     let mut patched = PatchOutcome::default();
     let mut trampolines = Vec::new();
-    for library in loaded() {
+    for library in list_loaded() {
         let same = |object: &&ObjectSites| {
             !object.build_id.is_empty() && object.build_id == library.build_id
         };
@@ -110,7 +110,7 @@ pub fn trampoline_of(ip: u64) -> Option<u64> {
 
 /// The part of a library's code that `address` lies in: first and last (exclusive) address.
 pub fn find_own_code(address: u64) -> Option<(u64, u64)> {
-    let parts = loaded().into_iter().flat_map(|library| library.code);
+    let parts = list_loaded().into_iter().flat_map(|library| library.code);
     let (from, end) = parts.into_iter().find(|(from, end)| (*from..*end).contains(&address))?;
     Some((from & !0xfff, end.next_multiple_of(4096)))
 }
@@ -129,7 +129,7 @@ pub fn find_others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         path.is_empty() || path.contains(&b'/') && !name.starts_with(b"ld-")
     };
-    let mut all = loaded();
+    let mut all = list_loaded();
     all.retain(|library| is_file(library) && !is_own(library) && !is_known(library));
     all
 }
@@ -149,7 +149,7 @@ pub fn patch_one(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> usi
     }
 }
 
-fn loaded() -> Vec<LoadedObject> {
+fn list_loaded() -> Vec<LoadedObject> {
     // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record, and the pointer that `loaded` gave it.
@@ -211,7 +211,7 @@ fn patch(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> Option<(u64
     let room = (HEAD + code.len() * TRAMPOLINE).next_multiple_of(4096);
     let (from, end) =
         library.code.iter().fold((u64::MAX, 0), |(a, b), &(from, end)| (a.min(from), b.max(end)));
-    let page = near(from, end, room)?;
+    let page = map_near(from, end, room)?;
     let mut bytes = vec![0xcc; room];
     bytes[..8].copy_from_slice(&entry.to_le_bytes());
     for (place, site) in code.iter().enumerate() {
@@ -290,7 +290,7 @@ fn map_image(library: &LoadedObject, image: &PatchedImage, images: RunImages) ->
 }
 
 /// Maps `room` bytes so that all of `from..end` can be reached by a jump.
-fn near(from: u64, end: u64, room: usize) -> Option<u64> {
+fn map_near(from: u64, end: u64, room: usize) -> Option<u64> {
     const STEP: u64 = 1 << 20;
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;

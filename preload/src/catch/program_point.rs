@@ -18,7 +18,8 @@ const CARRY: u64 = 1;
 /// handler returns. `None` if they are the same, or nothing of the program's own is known.
 pub fn show(context: &mut SignalContext) -> Option<ProgramPoint> {
     let there = ProgramPoint { ip: context.ip(), sp: context.sp() };
-    let own = in_entry(there).or_else(|| in_trampoline(there, context.flags() & CARRY != 0))?;
+    let own =
+        find_in_entry(there).or_else(|| find_in_trampoline(there, context.flags() & CARRY != 0))?;
     context.set_address(own.ip, own.sp);
     Some(there)
 }
@@ -35,21 +36,21 @@ pub fn restore(context: &mut SignalContext, shown: ProgramPoint, there: ProgramP
 pub fn leave_call(context: &mut SignalContext) {
     let there = ProgramPoint { ip: context.ip(), sp: context.sp() };
     let is_at_call = matches!(entry::part_of(there.ip), Some(EntryPart::Call | EntryPart::Made));
-    match in_entry(there).filter(|_| is_at_call) {
+    match find_in_entry(there).filter(|_| is_at_call) {
         Some(own) => context.set_address(own.ip, own.sp),
         None => dispatch::leave_stub(context),
     }
 }
 
 /// The point of a thread that is in the entry, which a trampoline has called.
-fn in_entry(there: ProgramPoint) -> Option<ProgramPoint> {
+fn find_in_entry(there: ProgramPoint) -> Option<ProgramPoint> {
     let part = entry::part_of(there.ip)?;
     let back = sys::load::<u64>(there.sp).ok()?;
     let call = KeptCall::find(&sys::load(back).ok()?, back)?;
     Some(call.point(part == EntryPart::Made, there.sp))
 }
 
-fn in_trampoline(there: ProgramPoint, carry: bool) -> Option<ProgramPoint> {
+fn find_in_trampoline(there: ProgramPoint, carry: bool) -> Option<ProgramPoint> {
     let at = patch::trampoline_of(there.ip)?;
     trampoline::program_point(&sys::load(at).ok()?, at, there, carry)
 }

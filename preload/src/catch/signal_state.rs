@@ -62,7 +62,7 @@ pub fn alternate_stack() -> [u64; 3] {
 /// pointer.
 pub fn serve(number: u64, args: &[u64; 6], sp: u64) -> Option<i64> {
     let result = match number as i64 {
-        libc::SYS_sigaltstack => alternate(args, sp),
+        libc::SYS_sigaltstack => set_alternate_stack(args, sp),
         // A program that has its calls dispatched to itself would take them from us.
         libc::SYS_prctl if args[0] == 59 => Err(Errno::EINVAL),
         _ => return None,
@@ -98,7 +98,7 @@ pub fn change_mask(args: &[u64; 6], mask: &mut u64) -> Result<i64, Errno> {
 pub fn change_own_mask(args: &[u64; 6]) -> i64 {
     let mut mask = mask::change(libc::SIG_BLOCK, mask::CAN_WAIT);
     // Where a signal waits, the mask is what it will be afterwards.
-    let result = match pending::waiting_mask(|mask| change_mask(args, mask)) {
+    let result = match pending::change_waiting_mask(|mask| change_mask(args, mask)) {
         Some(result) => result,
         None => {
             let result = change_mask(args, &mut mask);
@@ -110,7 +110,7 @@ pub fn change_own_mask(args: &[u64; 6]) -> i64 {
 }
 
 /// sigaltstack(2).
-fn alternate(args: &[u64; 6], sp: u64) -> Result<i64, Errno> {
+fn set_alternate_stack(args: &[u64; 6], sp: u64) -> Result<i64, Errno> {
     let [new, old, ..] = *args;
     let before = ALT.get();
     let is_there = before[1] & libc::SS_DISABLE as u64 == 0
@@ -170,7 +170,7 @@ pub fn mask_of(number: u64, args: &[u64; 6]) -> Option<MaskArgument> {
 
 /// Unblocks the signals that the interrupted thread has unblocked, while our code runs: they wait for its
 /// end, and interrupt calls that wait.
-pub fn let_signals_in(context: &mut SignalContext) {
+pub fn unblock_signals(context: &mut SignalContext) {
     mask::change(libc::SIG_SETMASK, *context.mask());
 }
 
@@ -221,16 +221,16 @@ mod tests {
         let stack: AltStack = [0x10000, 0, 8192];
         let mut old = [7u64; 3];
         let (new, out) = (stack.as_ptr() as u64, old.as_mut_ptr() as u64);
-        assert_eq!(alternate(&[new, out, 0, 0, 0, 0], 1), Ok(0));
+        assert_eq!(set_alternate_stack(&[new, out, 0, 0, 0, 0], 1), Ok(0));
         assert_eq!(old[1], libc::SS_DISABLE as u64);
-        assert_eq!(alternate(&[0, out, 0, 0, 0, 0], 0x10010), Ok(0));
+        assert_eq!(set_alternate_stack(&[0, out, 0, 0, 0, 0], 0x10010), Ok(0));
         assert_eq!(old, [0x10000, libc::SS_ONSTACK as u64, 8192]);
-        assert_eq!(alternate(&[new, 0, 0, 0, 0, 0], 0x10010), Err(Errno::EPERM));
+        assert_eq!(set_alternate_stack(&[new, 0, 0, 0, 0, 0], 0x10010), Err(Errno::EPERM));
         let small: AltStack = [0x10000, 0, 100];
         let args = [small.as_ptr() as u64, 0, 0, 0, 0, 0];
-        assert_eq!(alternate(&args, 1), Err(Errno::ENOMEM));
+        assert_eq!(set_alternate_stack(&args, 1), Err(Errno::ENOMEM));
         let none = NO_STACK;
-        assert_eq!(alternate(&[none.as_ptr() as u64, 0, 0, 0, 0, 0], 1), Ok(0));
+        assert_eq!(set_alternate_stack(&[none.as_ptr() as u64, 0, 0, 0, 0, 0], 1), Ok(0));
         assert_eq!(ALT.get(), NO_STACK);
     }
 }

@@ -104,7 +104,7 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
         pending::note(number, info, mask, restarts);
         // SAFETY: as above; the thread goes on there.
         let ip = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
-        if let Some(behind) = wait::interrupted(*ip as u64) {
+        if let Some(behind) = wait::find_resume_point(*ip as u64) {
             *ip = behind as i64;
         }
         return;

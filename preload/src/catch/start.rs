@@ -8,7 +8,7 @@ use crate::catch::{
     delivery, entry, environment, next, own_calls, patch, signals, statics, symbols, tls_block,
     user_dispatch,
 };
-use crate::machine::descriptors::{close, keep_above, owned};
+use crate::machine::descriptors::{close, keep_above, take_owned};
 use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::write_line;
 use crate::machine::{mode, pid, sys, thread_exit};
@@ -33,7 +33,7 @@ pub fn begin() {
     let state = inherited.state;
     let mut incoming = state.and_then(|state| exec_state::read(state.text));
     let floor = state.and_then(|state| u64::try_from(state.floor).ok());
-    let carried = state.and_then(|state| state.program).map(owned);
+    let carried = state.and_then(|state| state.program).map(take_owned);
     let mapped = RunMemory::map(inherited.memory, inherited.plan);
     let (shared, plan, images) = mapped.unwrap_or_else(|why| fail(&why.to_string()));
     environment::clean_preload(&plan.library);

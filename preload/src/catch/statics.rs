@@ -21,7 +21,7 @@ use defuse_fs::Errno;
 use defuse_preload_plan::{EXECUTABLE, NAME, go};
 
 use crate::catch::{environment, go_entry, next, patch, tls_block};
-use crate::machine::descriptors::owned;
+use crate::machine::descriptors::take_owned;
 use crate::machine::sys;
 use crate::process::state;
 use crate::serve::elf::{EXEC, ElfHead, HEAD, LOAD, PAGE, PHDR, ProgramHeader};
@@ -164,7 +164,7 @@ fn open(path: &[u8]) -> Result<File, Errno> {
     let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let fd = sys::plain(libc::SYS_open, path.as_ptr() as u64, how, 0)?;
-    Ok(File::from(owned(fd as i32)))
+    Ok(File::from(take_owned(fd as i32)))
 }
 
 /// Maps an ELF file; returns also how far from its addresses it is.

@@ -56,14 +56,14 @@ fn serve(next: &NextFunction, original: &[u64; 6], number: i64, args: [u64; 6]) 
     if is_patched() {
         return next.call(original);
     }
-    match served(number as u64, &args) {
+    match serve_call(number as u64, &args) {
         Some(value) => result(value),
         None => next.call(original),
     }
 }
 
 /// Serves a call by [`serve::call`], and once more after each signal whose handler restarts it.
-fn served(number: u64, args: &[u64; 6]) -> Option<i64> {
+fn serve_call(number: u64, args: &[u64; 6]) -> Option<i64> {
     loop {
         match serve::call(number, args) {
             Some(pending::AGAIN) => pending::deliver(),
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn syscall(
 ) -> i64 {
     // SAFETY: the type of syscall(2), called with what the program passed.
     type SyscallFunction = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
-    if let Some(value) = served(number, &[a, b, c, d, e, f]) {
+    if let Some(value) = serve_call(number, &[a, b, c, d, e, f]) {
         return result(value);
     }
     match SYSCALL.address() {

@@ -11,7 +11,7 @@ use crate::process::{credentials, state};
 /// Runs `change`, after which the process may have other credentials.
 fn with_refresh(change: impl FnOnce() -> i64) -> i64 {
     if let (Some(process), Some(_inside)) = (state::get(), InsideGuard::enter()) {
-        process.client.without_privileges();
+        process.client.prepare_privilege_drop();
     }
     let value = change();
     credentials::record_change();

@@ -22,7 +22,7 @@ pub fn close(fd: i32) {
 pub fn memory(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = u64::from(libc::MFD_CLOEXEC);
     let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0)?;
-    Ok(owned(fd as i32))
+    Ok(take_owned(fd as i32))
 }
 
 /// A memfd that can be executed, also where the system makes no other one executable (`vm.memfd_noexec`, Linux 6.3).
@@ -33,12 +33,12 @@ pub fn executable_memory(name: &CStr) -> Result<OwnedFd, Errno> {
     match sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0) {
         // An older kernel, which makes all of them executable.
         Err(Errno::EINVAL) => memory(name),
-        made => Ok(owned(made? as i32)),
+        made => Ok(take_owned(made? as i32)),
     }
 }
 
 /// An owned descriptor. No other code closes it.
-pub fn owned(fd: i32) -> OwnedFd {
+pub fn take_owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel returned the number just now, and no other value owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -168,7 +168,7 @@ fn enter_late(own: &ThreadVariables) {
 
 /// Lets a waiting fork happen: for a thread inside that waits for others itself, and that holds nothing
 /// at this moment.
-pub fn let_forks() {
+pub fn allow_forks() {
     if CLOSED.load(Ordering::Relaxed) != 0 {
         OWN.with(|own| {
             if own.state.load(Ordering::Relaxed) == INSIDE {
@@ -271,7 +271,7 @@ pub fn stop_others() -> bool {
         && is_left(began, || LATE.load(Ordering::SeqCst) == 0);
     threads.keep();
     if !is_empty {
-        let_others_go_on();
+        end_fork();
     }
     is_empty
 }
@@ -294,7 +294,7 @@ fn is_left(began: Instant, left: impl Fn() -> bool) -> bool {
 }
 
 /// Ends a fork: threads may go in again.
-pub fn let_others_go_on() {
+pub fn end_fork() {
     if !OWN.with(|own| own.forks.replace(false)) {
         return;
     }

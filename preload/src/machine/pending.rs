@@ -45,7 +45,7 @@ pub fn restarts() -> bool {
 }
 
 /// True if the C library cancels this thread by the signal that waits (pthread_cancel(3)).
-pub fn cancels() -> bool {
+pub fn is_canceling() -> bool {
     WAITING.with(|waiting| waiting.number.get() == CANCEL)
 }
 
@@ -94,7 +94,7 @@ pub fn raise(number: c_int, code: i32, address: u64) {
     unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) };
     if waits() {
         // All signals are blocked until then, and come one after the other.
-        before = waiting_mask(|mask| *mask).unwrap_or(before);
+        before = change_waiting_mask(|mask| *mask).unwrap_or(before);
     }
     if action[0] == libc::SIG_IGN as u64 || before & bit != 0 {
         let none = [0u64; 4];
@@ -122,7 +122,7 @@ pub fn raise(number: c_int, code: i32, address: u64) {
 /// Has this thread block what it blocked before a signal that waits, so that a program that is
 /// executed now does; returns what undoes that, where the program is none.
 pub fn unblock_for_exec() -> impl FnOnce() {
-    let mask = waiting_mask(|mask| *mask);
+    let mask = change_waiting_mask(|mask| *mask);
     if let Some(mask) = mask {
         mask::change(libc::SIG_SETMASK, mask);
     }
@@ -135,7 +135,7 @@ pub fn unblock_for_exec() -> impl FnOnce() {
 
 /// Runs `change` on the mask that this thread has when what waits was delivered; `None` if nothing
 /// waits.
-pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
+pub fn change_waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
     WAITING.with(|waiting| {
         let mut mask = (waiting.number.get() != 0).then(|| waiting.mask.get())?;
         let result = change(&mut mask);

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use defuse_fs::Errno;
 
-use crate::machine::descriptors::{keep_above, owned};
+use crate::machine::descriptors::{keep_above, take_owned};
 use crate::machine::sys;
 
 /// Writes `text`; what comes back stays open at exec, and lies among our own numbers from `floor` on.
@@ -19,7 +19,7 @@ use crate::machine::sys;
 pub fn write(text: &str, floor: i32) -> Result<OwnedFd, Errno> {
     let text = format!("{}\n{text}", text.len());
     let fd = write_to_pipe(text.as_bytes()).or_else(|_| write_to_memory(text.as_bytes()))?;
-    keep_above(fd.as_raw_fd(), floor, false).map(owned)
+    keep_above(fd.as_raw_fd(), floor, false).map(take_owned)
 }
 
 fn write_to_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
@@ -28,7 +28,7 @@ fn write_to_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let args = [ends.as_mut_ptr() as u64, flags, 0, 0, 0, 0];
     sys::check(sys::pass(libc::SYS_pipe2 as u64, &args))?;
-    let (from, to) = (owned(ends[0]), owned(ends[1]));
+    let (from, to) = (take_owned(ends[0]), take_owned(ends[1]));
     let args = [to.as_raw_fd() as u64, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
     let written = sys::check(sys::pass(libc::SYS_write as u64, &args))?;
     if written as usize == bytes.len() { Ok(from) } else { Err(Errno::EAGAIN) }
@@ -37,14 +37,14 @@ fn write_to_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
 fn write_to_memory(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let args = [c"defuse-state".as_ptr() as u64, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
     let fd = sys::check(sys::pass(libc::SYS_memfd_create as u64, &args))?;
-    let mut file = File::from(owned(fd as i32));
+    let mut file = File::from(take_owned(fd as i32));
     file.write_all(bytes)?;
     Ok(file.into())
 }
 
 /// Reads what [`write`] left in `fd`, and closes it. `None` if that is something else.
 pub fn read(fd: i32) -> Option<String> {
-    let mut file = File::from(owned(fd));
+    let mut file = File::from(take_owned(fd));
     // A pipe has no beginning to go back to.
     let _ = file.rewind();
     let mut bytes = Vec::new();
@@ -52,7 +52,7 @@ pub fn read(fd: i32) -> Option<String> {
     loop {
         let len = file.read(&mut piece).ok()?;
         bytes.extend_from_slice(&piece[..len]);
-        if let Some(text) = whole(&bytes) {
+        if let Some(text) = complete_text(&bytes) {
             return Some(text);
         }
         if len == 0 {
@@ -63,7 +63,7 @@ pub fn read(fd: i32) -> Option<String> {
 
 /// The text, once it has arrived completely. It does not depend on the other end of the pipe being closed: a child that
 /// was forked meanwhile has that end, too.
-fn whole(bytes: &[u8]) -> Option<String> {
+fn complete_text(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|&byte| byte == b'\n')?;
     let len: usize = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;
     let text = bytes.get(end + 1..)?.get(..len)?;

@@ -130,7 +130,7 @@ pub fn failure(errno: Errno) -> i64 {
 /// and the first that is the kernel's.
 const ADDRESSES: std::ops::Range<u64> = 4096..0x7fff_ffff_f000;
 
-fn checked(address: u64, len: usize) -> Result<(), Errno> {
+fn check_range(address: u64, len: usize) -> Result<(), Errno> {
     let end = address.checked_add(len as u64).ok_or(Errno::EFAULT)?;
     let fits = ADDRESSES.contains(&address) && end <= ADDRESSES.end;
     if fits { Ok(()) } else { Err(Errno::EFAULT) }
@@ -139,7 +139,7 @@ fn checked(address: u64, len: usize) -> Result<(), Errno> {
 /// The bytes of a string of the program, without its NUL. `EFAULT` for what cannot be an address,
 /// `ENAMETOOLONG` if no NUL comes within `PATH_MAX`.
 pub fn string<'a>(address: u64) -> Result<&'a [u8], Errno> {
-    checked(address, 1)?;
+    check_range(address, 1)?;
     // SAFETY: the program passed the address as the address of a string; where it is none, the C library would have
     // failed the same way, but for the addresses that were checked.
     let len = unsafe { libc::strnlen(address as *const libc::c_char, 4096) };
@@ -155,7 +155,7 @@ pub fn bytes<'a>(address: u64, len: usize) -> Result<&'a [u8], Errno> {
     if len == 0 {
         return Ok(&[]);
     }
-    checked(address, len)?;
+    check_range(address, len)?;
     // SAFETY: the program passed it as memory to be read by this call, and waits for its end.
     Ok(unsafe { std::slice::from_raw_parts(address as *const u8, len) })
 }
@@ -165,7 +165,7 @@ pub fn program_memory<'a>(address: u64, len: usize) -> Result<&'a mut [u8], Errn
     if len == 0 {
         return Ok(&mut []);
     }
-    checked(address, len)?;
+    check_range(address, len)?;
     // SAFETY: the program passed it as memory to be filled by this call, and waits for its end.
     Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) })
 }
@@ -216,14 +216,14 @@ pub fn zeroed<T: PlainValue>() -> T {
 
 /// A value of the program. `EFAULT`.
 pub fn load<T: PlainValue>(address: u64) -> Result<T, Errno> {
-    checked(address, size_of::<T>())?;
+    check_range(address, size_of::<T>())?;
     // SAFETY: as for `bytes`; no alignment is required, and any bytes are a valid value.
     Ok(unsafe { (address as *const T).read_unaligned() })
 }
 
 /// Puts a value where the program wants it. `EFAULT`.
 pub fn store<T: PlainValue>(address: u64, value: T) -> Result<(), Errno> {
-    checked(address, size_of::<T>())?;
+    check_range(address, size_of::<T>())?;
     // SAFETY: as for `room`; no alignment is required.
     unsafe { (address as *mut T).write_unaligned(value) };
     Ok(())
@@ -240,7 +240,7 @@ pub fn strings<'a>(address: u64) -> Result<Vec<&'a [u8]>, Errno> {
         if string == 0 {
             return Ok(all);
         }
-        checked(string, 1)?;
+        check_range(string, 1)?;
         // SAFETY: the program passed it as a string that ends with NUL.
         all.push(unsafe { std::ffi::CStr::from_ptr(string as *const libc::c_char) }.to_bytes());
     }

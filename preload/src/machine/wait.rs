@@ -62,7 +62,7 @@ pub fn pass(number: u64, args: &[u64; 6]) -> i64 {
 }
 
 /// Where a thread goes on that a signal has interrupted at `ip`, if it was about to wait.
-pub fn interrupted(ip: u64) -> Option<u64> {
+pub fn find_resume_point(ip: u64) -> Option<u64> {
     let begin = defuse_wait_begin as *const () as u64;
     let call = defuse_wait_call as *const () as u64;
     (begin..=call).contains(&ip).then_some(defuse_wait_again as *const () as u64)

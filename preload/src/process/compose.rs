@@ -21,7 +21,7 @@ use defuse_remote::{
     RemoteOptions,
 };
 
-use crate::machine::descriptors::{close, owned};
+use crate::machine::descriptors::{close, take_owned};
 use crate::machine::lock::FutexLock;
 
 /// The kinds of sources that this library links. A run serves all others to its programs.
@@ -126,7 +126,7 @@ impl OwnConnection {
         OwnConnection { begun: OnceLock::from(client), inherited: FutexLock::new(None) }
     }
 
-    fn inherited(from: ConnectionHandover) -> OwnConnection {
+    fn from_inherited(from: ConnectionHandover) -> OwnConnection {
         OwnConnection { begun: OnceLock::new(), inherited: FutexLock::new(Some(from)) }
     }
 
@@ -269,13 +269,13 @@ impl RelayFileSystem {
                 ChildConnection::Unknown => (self.inheritance()?, false),
                 ChildConnection::WhenUsed => {
                     let made = parents.with_state(
-                        |inherited| Ok(inherited.inheritance_when_used(owned(socket))),
-                        |begun| begun.inheritance_when_used(owned(socket)),
+                        |inherited| Ok(inherited.hand_over_when_used(take_owned(socket))),
+                        |begun| begun.hand_over_when_used(take_owned(socket)),
                     );
                     (made.map_err(|error| error.to_string())?, true)
                 }
             };
-        self.inner.0.store(Arc::new(leak(OwnConnection::inherited(next))));
+        self.inner.0.store(Arc::new(leak(OwnConnection::from_inherited(next))));
         if !needs_parents {
             // It would not end with the parent.
             close(socket);

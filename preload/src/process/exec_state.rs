@@ -20,7 +20,7 @@ use defuse_direct::{OpenFileState, OpenHow, WalkStart};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
 use defuse_remote::{HandoverClient, InodeHandover, OpenFileHandover, RemoteClient};
 
-use crate::machine::descriptors::{keep_above, owned};
+use crate::machine::descriptors::{keep_above, take_owned};
 use crate::machine::{state_pipe, sys};
 use crate::process::compose::{InheritedConnection, RelayFileSystem};
 use crate::process::opened_by::OpenPath;
@@ -99,7 +99,7 @@ impl ExecHandover {
 
         let legacies = vec![Vec::new(); process.mounts.len()];
         let mut all = ExecHandover { legacies, entries: HashMap::new(), cwd: None };
-        if let Some((mount, ino)) = process.task().cwd().in_mount()
+        if let Some((mount, ino)) = process.task().cwd().working_directory()
             && let Some(mount) = process.index_of(mount)
         {
             all.cwd = all.add(process, mount, InodeHandover { ino, open: None });
@@ -158,7 +158,13 @@ impl NextConnection {
         let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
         let fd = inherited(&client.as_fd()).ok()?;
         let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
-        Some(NextConnection { mount, client, taken, fd: owned(fd), lanes: lanes.map(owned) })
+        Some(NextConnection {
+            mount,
+            client,
+            taken,
+            fd: take_owned(fd),
+            lanes: lanes.map(take_owned),
+        })
     }
 }
 
@@ -181,7 +187,7 @@ impl StateWriter {
     fn cwd(&self) -> String {
         let process = self.process;
         let cwd = process.task().cwd();
-        let Some((_, ino)) = cwd.in_mount() else { return String::new() };
+        let Some((_, ino)) = cwd.working_directory() else { return String::new() };
         match self.inherited.cwd {
             Some(place) if self.is_taken(place) => format!("{}:{}", place.0, ino.0),
             _ => hex(&process.client.getcwd(process.task()).unwrap_or_default()),
@@ -232,7 +238,7 @@ impl StateWriter {
         let floor = self.process.floor;
         let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
-        self.lower.push(owned(fd));
+        self.lower.push(take_owned(fd));
         fd
     }
 
@@ -291,7 +297,7 @@ fn connection(line: &str) -> Option<InheritedConnection> {
     let closing = |fd: i32| {
         let close = libc::FD_CLOEXEC as u64;
         sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
-        Some(owned(fd))
+        Some(take_owned(fd))
     };
     Some(InheritedConnection { mount, fd: closing(fd)?, lanes: lanes.and_then(closing), known })
 }
@@ -383,7 +389,7 @@ impl DescriptorRecord {
     /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
     /// without it.
     fn open(&self, process: &'static RunProcess) -> Option<Arc<DescriptorEntry>> {
-        let lower = inherited(self.lower);
+        let lower = take_inherited(self.lower);
         if let Some(cells) = self.cells {
             process.shared.take_over(cells);
         }
@@ -407,15 +413,19 @@ impl DescriptorRecord {
             }
         }
         let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-        let entry =
-            DescriptorEntry::new(file, self.backed, OpenPath::absolute(self.path.clone()), cells);
+        let entry = DescriptorEntry::new(
+            file,
+            self.backed,
+            OpenPath::from_absolute(self.path.clone()),
+            cells,
+        );
         Some(Arc::new(entry.with_lower(lower)))
     }
 }
 
 /// A descriptor that the program before has left; -1 stands for none.
-fn inherited(fd: i32) -> Option<OwnedFd> {
-    let fd = if fd < 0 { None } else { Some(owned(fd)) };
+fn take_inherited(fd: i32) -> Option<OwnedFd> {
+    let fd = if fd < 0 { None } else { Some(take_owned(fd)) };
     let close = libc::FD_CLOEXEC as u64;
     fd.filter(|fd| {
         sys::plain(libc::SYS_fcntl, fd.as_raw_fd() as u64, libc::F_SETFD as u64, close).is_ok()

@@ -179,7 +179,7 @@ pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<boo
         if share(process, waits) {
             return Ok(true);
         }
-        inside::let_others_go_on();
+        inside::end_fork();
         let _inside = InsideGuard::enter();
         spawned::end();
         write_line("fork: the run has as many processes as it can have");
@@ -216,8 +216,8 @@ pub fn finish_clone(value: i64) {
         begin_in_child(process);
         return;
     }
-    shared(process, value > 0);
-    inside::let_others_go_on();
+    finish_share(process, value > 0);
+    inside::end_fork();
     if value > 0 {
         spawned::wait();
     } else {
@@ -241,7 +241,7 @@ fn share(process: &'static RunProcess, waits: bool) -> bool {
 }
 
 /// In the parent, after [`share`]; without a child the counts are as before.
-fn shared(process: &'static RunProcess, has_child: bool) {
+fn finish_share(process: &'static RunProcess, has_child: bool) {
     let _inside = InsideGuard::enter();
     process.relays().for_each(RelayFileSystem::finish_fork);
     holders::finish_fork(&process.shared, has_child);
@@ -292,9 +292,9 @@ extern "C" fn prepare() {
 extern "C" fn finish_in_parent() {
     if let Some(process) = state::get() {
         // The C library does not inform handlers whether there is a child.
-        shared(process, true);
+        finish_share(process, true);
     }
-    inside::let_others_go_on();
+    inside::end_fork();
 }
 
 extern "C" fn begin_child() {

@@ -353,7 +353,7 @@ mod tests {
     fn run() -> (RunMemory, OwnedFd) {
         let owned = |name: &std::ffi::CStr| {
             let fd = sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, 0, 0).unwrap();
-            crate::machine::descriptors::owned(fd as i32)
+            crate::machine::descriptors::take_owned(fd as i32)
         };
         let (memory, plan) = (owned(c"memory"), owned(c"plan"));
         let mut file = std::fs::File::from(memory.try_clone().unwrap());
@@ -366,7 +366,7 @@ mod tests {
         (shared, memory)
     }
 
-    fn used(shared: &RunMemory) -> usize {
+    fn count_used(shared: &RunMemory) -> usize {
         shared.states().iter().filter(|state| state.load(Ordering::Relaxed) & TAKEN != 0).count()
     }
 
@@ -389,9 +389,9 @@ mod tests {
         }
         assert!(slots(&shared) < 16, "{} slots for two processes", slots(&shared));
         search(&shared, own_fd, own);
-        assert_eq!(used(&shared), kept.len(), "nothing else is had by anybody");
+        assert_eq!(count_used(&shared), kept.len(), "nothing else is had by anybody");
         kept.iter().for_each(|index| drop_bit(&shared, own, *index, false));
-        assert_eq!(used(&shared), 0);
+        assert_eq!(count_used(&shared), 0);
         close(own_fd);
     }
 
@@ -403,12 +403,12 @@ mod tests {
         let both = take_for(&shared, parent.0).unwrap();
         copy(&shared, parent.0, child.0);
         drop_bit(&shared, parent.0, both, false);
-        assert_eq!(used(&shared), 1);
+        assert_eq!(count_used(&shared), 1);
         // One that is killed in the middle of giving back.
         let (word, bit) = word_and_bit(&shared, child.0, both);
         word.fetch_and(!bit, Ordering::SeqCst);
         search(&shared, parent.1, parent.0);
-        assert_eq!(used(&shared), 0);
+        assert_eq!(count_used(&shared), 0);
         close(parent.1);
         close(child.1);
     }

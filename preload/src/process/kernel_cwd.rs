@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::Errno;
 
-use crate::machine::descriptors::owned;
+use crate::machine::descriptors::take_owned;
 use crate::machine::{mask, sys};
 
 /// True while the kernel's working directory is nowhere. Children have a copy.
@@ -69,7 +69,7 @@ fn has_plain_numbers() -> bool {
 fn open(path: &CStr) -> Result<OwnedFd, Errno> {
     let flags = (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
     let fd = sys::plain(libc::SYS_open, path.as_ptr() as u64, flags, 0)?;
-    Ok(owned(fd as i32))
+    Ok(take_owned(fd as i32))
 }
 
 #[cfg(test)]

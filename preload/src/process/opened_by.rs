@@ -15,7 +15,7 @@ pub struct OpenPath {
 
 impl OpenPath {
     /// This absolute path.
-    pub fn absolute(path: Vec<u8>) -> OpenPath {
+    pub fn from_absolute(path: Vec<u8>) -> OpenPath {
         OpenPath { from: None, path }
     }
 

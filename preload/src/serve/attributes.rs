@@ -37,7 +37,7 @@ fn find(
     follow: bool,
     birth: bool,
 ) -> Result<FileStat, CallFailure> {
-    match target.whole() {
+    match target.entry_if_whole() {
         Some(_) if target.magic && !follow => Err(CallFailure::Pass),
         Some(entry) => Ok(call.client().fstat_with(call.task(), entry.file(), birth)?),
         None => Ok(call.client().stat(call.task(), target.as_walk_start(), target.path, follow)?),

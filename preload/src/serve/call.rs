@@ -52,7 +52,7 @@ impl AfterSignal {
 }
 
 /// A call of the kernel that may wait. A signal ends the call, and restarts it if the handler wants that.
-pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
+pub fn call_waiting(number: u64, args: &[u64; 6]) -> i64 {
     match wait::pass(number, args) {
         pending::AGAIN => AfterSignal::from_waiting_signal().value(),
         value => value,
@@ -60,8 +60,8 @@ pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
 }
 
 /// Makes a call as [`waiting`] does, where our own code has to go on afterwards. A fork does not wait for it.
-pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
-    match inside::wait_without_forks(|| waiting(number, args)) {
+pub fn call_waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
+    match inside::wait_without_forks(|| call_waiting(number, args)) {
         pending::AGAIN => Err(CallFailure::Interrupted(AfterSignal::Again)),
         value => Ok(sys::check(value)?),
     }

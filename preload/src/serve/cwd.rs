@@ -11,7 +11,7 @@ use crate::serve::path;
 pub fn chdir(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false);
     let done = match &target {
-        Ok(target) => match target.whole() {
+        Ok(target) => match target.entry_if_whole() {
             Some(entry) => call.client().fchdir(call.task(), entry.file()),
             None => call.client().chdir(call.task(), target.path),
         },
@@ -84,7 +84,7 @@ pub fn umask(call: &ProgramCall<'_>) -> CallResult {
 
 /// Calls that change who the thread is: the kernel does them, and every thread looks again.
 pub fn credentials(call: &ProgramCall<'_>) -> CallResult {
-    call.client().without_privileges();
+    call.client().prepare_privilege_drop();
     let value = call.kernel();
     credentials::record_change();
     Ok(value)

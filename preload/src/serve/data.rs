@@ -9,12 +9,12 @@ use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
 use crate::machine::{inside, pending, pid, sys};
 use crate::process::table::DescriptorEntry;
 use crate::serve::call::{
-    AfterSignal, CallFailure, CallResult, ProgramCall, is_regular, waiting_inside,
+    AfterSignal, CallFailure, CallResult, ProgramCall, call_waiting_inside, is_regular,
 };
 use crate::serve::mappings;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
-fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
+fn raise_at_limit<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
             let (pid, tid) = (pid::read_pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
@@ -32,7 +32,7 @@ pub fn read(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
 
 pub fn write(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let bytes = sys::bytes(call.args[1], call.len(2))?;
-    Ok(limited(call.client().write(call.task(), entry.file(), bytes))? as i64)
+    Ok(raise_at_limit(call.client().write(call.task(), entry.file(), bytes))? as i64)
 }
 
 fn offset(value: u64) -> Result<u64, Errno> {
@@ -46,7 +46,7 @@ pub fn pread(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
 
 pub fn pwrite(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let (bytes, at) = (sys::bytes(call.args[1], call.len(2))?, offset(call.args[3])?);
-    Ok(limited(call.client().pwrite(call.task(), entry.file(), bytes, at))? as i64)
+    Ok(raise_at_limit(call.client().pwrite(call.task(), entry.file(), bytes, at))? as i64)
 }
 
 /// The pieces of a vectored call. `EINVAL` beyond `IOV_MAX`.
@@ -71,7 +71,7 @@ fn vectored(
         let slice = |piece: &libc::iovec| sys::bytes(piece.iov_base as u64, piece.iov_len);
         let slices = pieces.iter().map(|piece| slice(piece).map(IoSlice::new));
         let slices = slices.collect::<Result<Vec<_>, _>>()?;
-        return Ok(limited(client.pwritev2(task, entry.file(), &slices, at, flags))? as i64);
+        return Ok(raise_at_limit(client.pwritev2(task, entry.file(), &slices, at, flags))? as i64);
     }
     let slice = |piece: &libc::iovec| sys::program_memory(piece.iov_base as u64, piece.iov_len);
     let slices = pieces.iter().map(|piece| slice(piece).map(IoSliceMut::new));
@@ -160,19 +160,19 @@ pub fn sync_all(call: &ProgramCall<'_>) -> CallResult {
 
 pub fn ftruncate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     check_kernel_access(entry)?;
-    limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
+    raise_at_limit(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
     Ok(0)
 }
 
 pub fn fallocate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     check_kernel_access(entry)?;
     let range = (call.args[2] as i64, call.args[3] as i64);
-    limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
+    raise_at_limit(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
     Ok(0)
 }
 
 /// tee(2) and vmsplice(2) are about pipes, and no file of ours is one.
-pub fn no_pipe(_: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
+pub fn refuse_pipe(_: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     Err(if entry.file().is_path() { Errno::EBADF } else { Errno::EINVAL }.into())
 }
 
@@ -263,7 +263,7 @@ pub fn take_lock(
     loop {
         let pending = call.client().wait_for_lock(call.task(), entry.file(), family, lock)?;
         while !pending.wait_timeout(LOCK_POLL) {
-            inside::let_forks();
+            inside::allow_forks();
             if pending::waits() {
                 pending.cancel();
             }
@@ -279,7 +279,7 @@ pub fn take_lock(
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);
-        inside::let_forks();
+        inside::allow_forks();
     }
 }
 
@@ -321,7 +321,7 @@ impl CopySide {
                 ];
                 let number = if at.is_some() { libc::SYS_pread64 } else { libc::SYS_read };
                 // It may be a pipe or a socket.
-                Ok(waiting_inside(number as u64, &args)? as usize)
+                Ok(call_waiting_inside(number as u64, &args)? as usize)
             }
         }
     }
@@ -329,8 +329,8 @@ impl CopySide {
     fn write(&self, call: &ProgramCall<'_>, bytes: &[u8]) -> Result<usize, CallFailure> {
         let (client, task) = (call.client(), call.task());
         match (&self.entry, self.offset) {
-            (Some(entry), None) => limited(client.write(task, entry.file(), bytes)),
-            (Some(entry), Some(at)) => limited(client.pwrite(task, entry.file(), bytes, at)),
+            (Some(entry), None) => raise_at_limit(client.write(task, entry.file(), bytes)),
+            (Some(entry), Some(at)) => raise_at_limit(client.pwrite(task, entry.file(), bytes, at)),
             (None, at) => {
                 let args = [
                     self.fd as u64,
@@ -342,13 +342,13 @@ impl CopySide {
                 ];
                 let number = if at.is_some() { libc::SYS_pwrite64 } else { libc::SYS_write };
                 // It may be a pipe or a socket.
-                Ok(waiting_inside(number as u64, &args)? as usize)
+                Ok(call_waiting_inside(number as u64, &args)? as usize)
             }
         }
     }
 
     /// Takes back what was read and could not be written.
-    fn back(&self, call: &ProgramCall<'_>, bytes: i64) {
+    fn give_back(&self, call: &ProgramCall<'_>, bytes: i64) {
         if self.offset.is_some() || bytes == 0 {
             return;
         }
@@ -384,14 +384,14 @@ fn copy(
         let put = match to.write(call, &piece[..got]) {
             Ok(put) => put,
             Err(fail) => {
-                from.back(call, got as i64);
+                from.give_back(call, got as i64);
                 if done == 0 {
                     return Err(fail);
                 }
                 break;
             }
         };
-        from.back(call, (got - put) as i64);
+        from.give_back(call, (got - put) as i64);
         from.offset = from.offset.map(|at| at + put as u64);
         to.offset = to.offset.map(|at| at + put as u64);
         done += put;

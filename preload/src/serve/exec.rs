@@ -10,7 +10,7 @@ use defuse_fs::{Errno, FileKind};
 use defuse_preload_plan::layout::OnceMessage;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
-use crate::machine::descriptors::{executable_memory, keep_above, owned};
+use crate::machine::descriptors::{executable_memory, keep_above, take_owned};
 use crate::machine::message::write_line;
 use crate::machine::{inside, pending, sys};
 use crate::process::compose::RelayFileSystem;
@@ -26,7 +26,7 @@ pub fn exec(call: &ProgramCall<'_>) -> CallResult {
     let (path, argv, envp) = if at { (1, 2, 3) } else { (0, 1, 2) };
     let flags = if at { call.int(4) } else { 0 };
     refuse_what_would_be_lost(call)?;
-    let argv = copied(sys::strings(call.args[argv])?);
+    let argv = copy_strings(sys::strings(call.args[argv])?);
     let environment = ExecEnvironment::new(call)?;
     let envp = environment.variables(sys::strings(call.args[envp])?);
     mappings::write_back_before_exec(call)?;
@@ -64,7 +64,7 @@ fn refuse_what_would_be_lost(call: &ProgramCall<'_>) -> Result<(), CallFailure> 
     }
 }
 
-fn copied(strings: Vec<&[u8]>) -> Vec<CString> {
+fn copy_strings(strings: Vec<&[u8]>) -> Vec<CString> {
     strings.into_iter().map(|text| CString::new(text).unwrap_or_default()).collect()
 }
 
@@ -179,7 +179,7 @@ impl ExecCall<'_> {
     fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> CallResult {
         let carrier = self.executable(elf::make_carrier())?;
         let floor = self.call.process.floor;
-        let kept = owned(keep_above(fd, floor, false)?);
+        let kept = take_owned(keep_above(fd, floor, false)?);
         self.execute_by_descriptor(carrier.as_raw_fd(), (name, path), Some(kept.as_raw_fd()))
     }
 
@@ -207,7 +207,7 @@ impl ExecCall<'_> {
     /// A program of a mount.
     fn run(&self, target: &PathTarget<'_>, scripts: usize) -> CallResult {
         let (client, task) = (self.call.client(), self.call.task());
-        let (file, name) = match target.whole() {
+        let (file, name) = match target.entry_if_whole() {
             Some(entry) => {
                 client.access(
                     task,
@@ -266,7 +266,7 @@ impl ExecCall<'_> {
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
         let is_carried = elf::is_carried(&head[..len], more);
         exec_warnings::check_mounted_program(self.call, &file, fd, &name);
-        let full = match target.whole() {
+        let full = match target.entry_if_whole() {
             Some(entry) => entry.opened_by.path(client, task),
             None => open::full_path(self.call, target),
         };

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use defuse_direct::FileDescription;
 
-use crate::machine::descriptors::owned;
+use crate::machine::descriptors::take_owned;
 use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::process::user_namespace::{IdKind, to_server};
@@ -165,7 +165,7 @@ fn open_at((dir, path): (i32, &[u8]), flags: i32, how: i32) -> Option<OwnedFd> {
         true => (libc::SYS_fcntl, [dir as u64, libc::F_DUPFD_CLOEXEC as u64, 0, 0, 0, 0]),
         false => (libc::SYS_openat, [dir as u64, path.as_ptr() as u64, how, 0, 0, 0]),
     };
-    sys::check(sys::pass(number as u64, &args)).ok().map(|fd| owned(fd as i32))
+    sys::check(sys::pass(number as u64, &args)).ok().map(|fd| take_owned(fd as i32))
 }
 
 /// Opens a program of the kernel's name space for reading, if this process may execute it. It may

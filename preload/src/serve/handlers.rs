@@ -70,7 +70,7 @@ pub fn handler(number: u64) -> Option<CallHandler> {
         libc::SYS_sendfile => Any(data::sendfile),
         libc::SYS_copy_file_range => Any(data::copy_file_range),
         libc::SYS_splice => Any(data::splice),
-        libc::SYS_tee | libc::SYS_vmsplice => Fd(Bytes, data::no_pipe),
+        libc::SYS_tee | libc::SYS_vmsplice => Fd(Bytes, data::refuse_pipe),
         libc::SYS_ftruncate => Fd(File, data::ftruncate),
         libc::SYS_fallocate => Fd(File, data::fallocate),
         libc::SYS_fsync | libc::SYS_fdatasync => Fd(File, data::sync),
@@ -151,7 +151,7 @@ pub fn handler(number: u64) -> Option<CallHandler> {
         libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::serve_xattr_call),
 
         // setxattrat(2) and its kin, and file_getattr(2) and file_setattr(2).
-        463..=466 | 468 | 469 => Any(path::unknown),
+        463..=466 | 468 | 469 => Any(path::refuse_unknown),
 
         libc::SYS_poll | libc::SYS_ppoll => Any(poll::poll),
         libc::SYS_select | libc::SYS_pselect6 => Any(poll::select),
@@ -166,8 +166,8 @@ pub fn handler(number: u64) -> Option<CallHandler> {
         libc::SYS_seccomp | libc::SYS_prctl => Any(exec::filter),
 
         libc::SYS_inotify_add_watch => Any(watch::add),
-        libc::SYS_fanotify_mark | libc::SYS_name_to_handle_at => Any(path::unsupported),
-        libc::SYS_mount | libc::SYS_umount2 => Any(path::unsupported),
+        libc::SYS_fanotify_mark | libc::SYS_name_to_handle_at => Any(path::refuse_unsupported),
+        libc::SYS_mount | libc::SYS_umount2 => Any(path::refuse_unsupported),
         _ => return None,
     })
 }

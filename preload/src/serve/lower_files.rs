@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use defuse_direct::FileStat;
 use defuse_fs::Errno;
 
-use crate::machine::descriptors::{HeldDescriptor, owned};
+use crate::machine::descriptors::{HeldDescriptor, take_owned};
 use crate::machine::sys;
 use crate::process::state::{RunMount, RunProcess};
 use crate::serve::call::{CallFailure, ProgramCall};
@@ -53,7 +53,7 @@ fn handle(path: &[u8], flags: i32) -> Result<OwnedFd, Errno> {
     let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
     let flags = (libc::O_PATH | libc::O_CLOEXEC | flags) as u64;
     let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0, 0];
-    sys::check(sys::pass(libc::SYS_openat as u64, &args)).map(|fd| owned(fd as i32))
+    sys::check(sys::pass(libc::SYS_openat as u64, &args)).map(|fd| take_owned(fd as i32))
 }
 
 fn stat(fd: &OwnedFd) -> Result<libc::stat, Errno> {

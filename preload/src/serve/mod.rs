@@ -35,7 +35,7 @@ use crate::process::fork;
 use crate::process::run_memory::CallOutcome;
 use crate::process::state::{self, RunMount, RunProcess};
 use crate::process::table::DescriptorEntry;
-use call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, waiting};
+use call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, call_waiting};
 use handlers::{CallHandler, NativeAccess, handler};
 
 /// Serves a call; `None` if it is the kernel's.
@@ -168,11 +168,11 @@ fn finish(call: &ProgramCall<'_>, result: CallResult) -> Option<i64> {
             .map(|value| open::record_number(call, value))
             .or_else(|| open::pass_to_kernel(call)),
         Err(CallFailure::Interrupted(after)) => Some(after.value()),
-        Err(CallFailure::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
+        Err(CallFailure::Lower(entry, lock)) => Some(call_on_lower(call, &entry, lock)),
         Err(CallFailure::Kernel(by_kernel)) => {
             let KernelCall { number, mut args, path, held, entry } = *by_kernel;
             args[1] = path.as_ptr() as u64;
-            let value = waiting(number as u64, &args);
+            let value = call_waiting(number as u64, &args);
             drop(held);
             Some(match entry {
                 Some(entry) if value >= 0 => open::record_open(call, value as i32, entry),
@@ -183,12 +183,16 @@ fn finish(call: &ProgramCall<'_>, result: CallResult) -> Option<i64> {
 }
 
 /// Has the kernel execute the call on the lower open file, with `lock` as the third argument.
-fn on_lower(call: &ProgramCall<'_>, entry: &DescriptorEntry, mut lock: Option<libc::flock>) -> i64 {
+fn call_on_lower(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    mut lock: Option<libc::flock>,
+) -> i64 {
     let Some(lower) = &entry.lower else { return sys::failure(Errno::EBADF) };
     let mut args = *call.args;
     args[0] = lower.as_raw_fd() as u64;
     if let Some(lock) = &mut lock {
         args[2] = std::ptr::from_mut(lock) as u64;
     }
-    waiting(call.number, &args)
+    call_waiting(call.number, &args)
 }

@@ -37,7 +37,7 @@ pub fn unlink(call: &ProgramCall<'_>) -> CallResult {
         _ => (Some(0), 1, call.int(2) & libc::AT_REMOVEDIR != 0),
     };
     if is_dir {
-        return counted(call, rmdir_inside(call, (dir, path)));
+        return count_change(call, rmdir_inside(call, (dir, path)));
     }
     let target = call.target(dir, path, false)?;
     call.client().unlink(call.task(), target.as_walk_start(), target.path)?;
@@ -51,17 +51,17 @@ fn rmdir_inside(call: &ProgramCall<'_>, (dir, path): (Option<usize>, usize)) -> 
 }
 
 /// The descriptors and paths of a call with two.
-fn two(call: &ProgramCall<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
+fn list_two(call: &ProgramCall<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
     if call.number as i64 == plain { [(None, 0), (None, 1)] } else { [(Some(0), 1), (Some(2), 3)] }
 }
 
 /// The two targets of a call; where one is surely the kernel's, it stands for itself: the client fails with `EXDEV`.
-fn both<'a>(
+fn find_both<'a>(
     call: &ProgramCall<'a>,
     plain: i64,
     empty: bool,
 ) -> Result<[PathTarget<'a>; 2], CallFailure> {
-    let [from, to] = two(call, plain);
+    let [from, to] = list_two(call, plain);
     for (one, other) in [(from, to), (to, from)] {
         // An argument that is no path fails, whatever file system the other path leads to.
         if let Err(errno) = sys::string(call.args[one.1]) {
@@ -85,7 +85,7 @@ fn both<'a>(
 }
 
 /// Has the kernel execute a call here if it is the kernel's, and counts that it may have made a path lead to another directory.
-fn counted(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
+fn count_change(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
     let value = match served {
         Err(CallFailure::Pass) => call.kernel(),
         Err(CallFailure::Outside(outside)) => {
@@ -101,20 +101,20 @@ fn counted(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
 }
 
 pub fn rename(call: &ProgramCall<'_>) -> CallResult {
-    counted(call, rename_inside(call))
+    count_change(call, rename_inside(call))
 }
 
 pub fn link(call: &ProgramCall<'_>) -> CallResult {
-    counted(call, link_inside(call))
+    count_change(call, link_inside(call))
 }
 
 pub fn symlink(call: &ProgramCall<'_>) -> CallResult {
-    counted(call, symlink_inside(call))
+    count_change(call, symlink_inside(call))
 }
 
 fn rename_inside(call: &ProgramCall<'_>) -> CallResult {
     let flags = if call.number as i64 == libc::SYS_renameat2 { call.args[4] as u32 } else { 0 };
-    let [from, to] = both(call, libc::SYS_rename, false)?;
+    let [from, to] = find_both(call, libc::SYS_rename, false)?;
     let (from, to) = ((from.as_walk_start(), from.path), (to.as_walk_start(), to.path));
     call.client().rename(call.task(), from, to, RenameFlags(flags))?;
     Ok(0)
@@ -125,9 +125,9 @@ fn link_inside(call: &ProgramCall<'_>) -> CallResult {
     if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) != 0 {
         return Err(CallFailure::Pass);
     }
-    let [from, to] = both(call, libc::SYS_link, flags & libc::AT_EMPTY_PATH != 0)?;
+    let [from, to] = find_both(call, libc::SYS_link, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
-    match from.whole() {
+    match from.entry_if_whole() {
         // By AT_EMPTY_PATH, or by /proc with AT_SYMLINK_FOLLOW: how a file without a name gets one.
         Some(entry) if follow || !from.magic => {
             call.client().flink(call.task(), entry.file(), (to.as_walk_start(), to.path))?;
@@ -153,7 +153,7 @@ fn symlink_inside(call: &ProgramCall<'_>) -> CallResult {
 fn link_of(call: &ProgramCall<'_>, at: usize) -> Result<Vec<u8>, CallFailure> {
     let target = call.target((at == 1).then_some(0), at, true)?;
     let (client, task) = (call.client(), call.task());
-    Ok(match target.whole() {
+    Ok(match target.entry_if_whole() {
         Some(entry) if target.magic => entry.opened_by.path(client, task),
         Some(entry) => client.freadlink(task, entry.file())?,
         None if target.magic => cwd::path(call.process).ok_or(Errno::ENOENT)?,

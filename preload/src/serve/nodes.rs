@@ -14,7 +14,7 @@ use defuse_direct::FileStat;
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
-use crate::machine::descriptors::{HeldDescriptor, owned};
+use crate::machine::descriptors::{HeldDescriptor, take_owned};
 use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::serve::call::ProgramCall;
@@ -103,7 +103,7 @@ fn name(stat: &FileStat) -> CString {
 
 fn open_at(dir: i32, path: &CString, flags: i32) -> Result<OwnedFd, Errno> {
     let args = [dir as u64, path.as_ptr() as u64, flags as u64, 0, 0, 0];
-    sys::check(sys::pass(libc::SYS_openat as u64, &args)).map(|fd| owned(fd as i32))
+    sys::check(sys::pass(libc::SYS_openat as u64, &args)).map(|fd| take_owned(fd as i32))
 }
 
 fn stat(fd: &OwnedFd) -> Result<libc::stat, Errno> {

@@ -16,7 +16,7 @@ use crate::process::opened_by::OpenPath;
 use crate::process::state::{self, RunProcess};
 use crate::process::table::DescriptorEntry;
 use crate::process::zone;
-use crate::serve::call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, waiting};
+use crate::serve::call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, call_waiting};
 use crate::serve::path::{PathOrigin, PathTarget};
 use crate::serve::{lower_files, nodes, path};
 
@@ -56,7 +56,7 @@ pub fn openat2(call: &ProgramCall<'_>) -> CallResult {
 
 fn open_one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHow) -> CallResult {
     let target = call.target(dir, path, false)?;
-    let how = match target.whole() {
+    let how = match target.entry_if_whole() {
         Some(entry) if entry.backed => return Err(reopen(call, path, entry, how)),
         // Opened once more, as the links of /proc do it.
         Some(_) => OpenHow { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
@@ -167,7 +167,7 @@ pub fn record_open(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>)
 pub fn pass_to_kernel(call: &ProgramCall<'_>) -> Option<i64> {
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     let may_be_ours = opens(call.number) && i64::from(limit) > i64::from(call.process.floor);
-    may_be_ours.then(|| record_number(call, waiting(call.number, call.args)))
+    may_be_ours.then(|| record_number(call, call_waiting(call.number, call.args)))
 }
 
 /// Notes the number of a file that the kernel has opened for the program; returns it.
@@ -187,10 +187,10 @@ fn opens(number: u64) -> bool {
 fn name_opened(process: &'static RunProcess, target: &PathTarget<'_>) -> OpenPath {
     let from = match &target.start {
         _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
-            return OpenPath::absolute(target.path.to_vec());
+            return OpenPath::from_absolute(target.path.to_vec());
         }
         PathOrigin::Entry(entry) => entry.opened_by.clone(),
-        PathOrigin::Kernel(path) => OpenPath::absolute(path.clone()),
+        PathOrigin::Kernel(path) => OpenPath::from_absolute(path.clone()),
         PathOrigin::Cwd => OpenPath::work_dir(process.task().cwd()),
     };
     from.join(target.path)

@@ -42,7 +42,7 @@ impl PathTarget<'_> {
     }
 
     /// The open file that it is by itself.
-    pub fn whole(&self) -> Option<&Arc<DescriptorEntry>> {
+    pub fn entry_if_whole(&self) -> Option<&Arc<DescriptorEntry>> {
         match &self.start {
             PathOrigin::Entry(entry) if self.path.is_empty() => Some(entry),
             _ => None,
@@ -249,7 +249,7 @@ pub fn kernel(call: &ProgramCall<'_>, outside: OutsidePaths) -> Option<i64> {
 }
 
 /// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.
-pub fn unknown(call: &ProgramCall<'_>) -> CallResult {
+pub fn refuse_unknown(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(Some(0), 1, true)?;
     match call.client().stat(call.task(), target.as_walk_start(), target.path, true) {
         Err(defuse_direct::CallError::Outside(outside)) => Err(CallFailure::Outside(outside)),
@@ -259,7 +259,7 @@ pub fn unknown(call: &ProgramCall<'_>) -> CallResult {
 }
 
 /// Calls that no file system of ours can serve: refused where they name one.
-pub fn unsupported(call: &ProgramCall<'_>) -> CallResult {
+pub fn refuse_unsupported(call: &ProgramCall<'_>) -> CallResult {
     let (dir, path) = match call.number as i64 {
         libc::SYS_fanotify_mark => (Some(3), 4),
         libc::SYS_name_to_handle_at => (Some(0), 1),

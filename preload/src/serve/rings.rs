@@ -138,7 +138,7 @@ pub fn setup(call: &ProgramCall<'_>) -> CallResult {
     let mut params = asked;
     params[FLAGS] |= SETUP_R_DISABLED;
     let fd = match make(call, &mut params) {
-        Err(Errno::EINVAL) => return Err(why_not(call, asked).into()),
+        Err(Errno::EINVAL) => return Err(choose_error(call, asked).into()),
         other => other?,
     };
     let ring = RegisteredRing { fd, is_index: asked[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0 };
@@ -163,7 +163,7 @@ fn make(call: &ProgramCall<'_>, params: &mut RingParams) -> Result<u64, Errno> {
 
 /// The error after the kernel has refused a disabled ring: `ENOSYS` if it creates an enabled one, and
 /// otherwise the kernel's error.
-fn why_not(call: &ProgramCall<'_>, mut params: RingParams) -> Errno {
+fn choose_error(call: &ProgramCall<'_>, mut params: RingParams) -> Errno {
     let is_index = params[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0;
     match make(call, &mut params) {
         Ok(fd) => {
@@ -188,7 +188,7 @@ pub fn register(call: &ProgramCall<'_>) -> CallResult {
             Ok(value)
         }
         // Without a ring the restrictions belong to the thread, and apply in addition to the ring's.
-        REGISTER_RESTRICTIONS if call.int(0) >= 0 => restrict_as_asked(call, ring),
+        REGISTER_RESTRICTIONS if call.int(0) >= 0 => restrict_as_requested(call, ring),
         REGISTER_ENABLE_RINGS => match ring.restrict() {
             // The kernel returns the error for other descriptors and for enabled rings.
             Ok(()) | Err(Errno::EBUSY | Errno::EBADF) => Err(CallFailure::Pass),
@@ -214,7 +214,7 @@ fn hide(probe: u64) -> Result<(), Errno> {
 }
 
 /// The program's restrictions, without the forbidden operations.
-fn restrict_as_asked(call: &ProgramCall<'_>, ring: RegisteredRing) -> CallResult {
+fn restrict_as_requested(call: &ProgramCall<'_>, ring: RegisteredRing) -> CallResult {
     // The kernel refuses more.
     const MOST: u64 = 1024;
     if call.args[3] > MOST || call.args[2] == 0 {

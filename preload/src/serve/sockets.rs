@@ -6,7 +6,7 @@ use defuse_fs::{Errno, FileKind};
 
 use crate::machine::descriptors::HeldDescriptor;
 use crate::machine::sys;
-use crate::serve::call::{CallFailure, CallResult, ProgramCall, waiting_inside};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall, call_waiting_inside};
 use crate::serve::nodes::NodeDirectory;
 use crate::serve::path::{PathOrigin, PathTarget};
 use crate::serve::{lower_files, open};
@@ -50,7 +50,7 @@ fn with_path(call: &ProgramCall<'_>, path: &[u8]) -> Result<i64, CallFailure> {
     let mut args = *call.args;
     (args[1], args[2]) = (address.as_ptr() as u64, address.len() as u64);
     // connect(2) waits for a server whose queue is full.
-    waiting_inside(call.number, &args)
+    call_waiting_inside(call.number, &args)
 }
 
 /// Binds the name in a directory of the kernel; `None` if it is in none.

@@ -107,7 +107,7 @@ impl Dispatcher {
         match answer.errno {
             Some(errno) if errno != 0 => Err(Errno::from_raw(errno)),
             _ => {
-                let tells = told_by(&request, &answer.bytes);
+                let tells = read_link_values(&request, &answer.bytes);
                 Ok((answer.bytes, tells))
             }
         }
@@ -190,7 +190,7 @@ fn lists(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::Readdir | Opcode::Readdirplus)
 }
 
-fn told_by(request: &DecodedRequest<'_>, body: &[u8]) -> LinkValues {
+fn read_link_values(request: &DecodedRequest<'_>, body: &[u8]) -> LinkValues {
     use Opcode::*;
     let of_request = LinkValues { inode: Some(request.nodeid), ..LinkValues::default() };
     let inode_of = |entry: &abi::EntryOut| (entry.nodeid != 0).then_some(entry.nodeid);

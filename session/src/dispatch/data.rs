@@ -7,7 +7,7 @@ use defuse_fs::{
     Errno, Fh, File, FileSystem, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
 };
 
-use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
+use super::{Dispatcher, HandlerOutcome, RequestCall, pod, send_success};
 use crate::transport::dev::MemorySource;
 use crate::transport::{DeferredKind, RequestReply};
 use defuse_wire::request::{PackedRecords, RequestBody, RequestPayload};
@@ -38,7 +38,7 @@ impl Dispatcher {
         if !self.submits_call(call) {
             let mut out = ReadBuf::new(reply.data(len), len);
             let result = self.fs.read(&call.cx, file, args, &mut out);
-            let filled = out.filled();
+            let filled = out.filled_len();
             if !self.must_submit_data(call, &result) {
                 result?;
                 let _ = reply.send_data();
@@ -77,7 +77,7 @@ impl Dispatcher {
                     self.write_from(call, file, args, &mut WriteBuf::new(&mut source))
                 }
                 RequestPayload::Pipe(_) => {
-                    self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))
+                    self.write_from(call, file, args, &mut WriteBuf::new(reply.write_source()))
                 }
             };
             if !self.must_submit_data(call, &count) {
@@ -93,9 +93,9 @@ impl Dispatcher {
         }
         let len = data.len();
         let body = match data {
-            RequestPayload::Pipe(_) if reply.stays() => DeferredKind::WriteInPlace,
+            RequestPayload::Pipe(_) if reply.is_stable() => DeferredKind::WriteInPlace,
             // The data has to outlive this request's buffer, so it is copied.
-            _ => DeferredKind::Write(owned(data, reply)?),
+            _ => DeferredKind::Write(take_data(data, reply)?),
         };
         let deferred = reply.defer(body);
         self.submit(call, IoOp::Write { file, args, len }, deferred);
@@ -115,7 +115,7 @@ impl Dispatcher {
         let fd = match args.flags {
             flags if flags & vendor::PAGES != 0 => memory.pages(&call.cx, file)?,
             flags if flags & vendor::VERSIONS != 0 => memory.versions()?,
-            flags if flags & vendor::TOLD_NAMES != 0 => memory.told_names()?,
+            flags if flags & vendor::TOLD_NAMES != 0 => memory.name_memory()?,
             _ => memory.map(&call.cx, file, (args.foffset, args.len), writes)?,
         };
         // If the client has ended, so does the mapping.
@@ -134,7 +134,7 @@ impl Dispatcher {
         for _ in items {
             memory.unmap(&call.cx, call.ino)?;
         }
-        done(Ok(()), reply)
+        send_success(Ok(()), reply)
     }
 
     /// The kernel's write-back takes every reply but an error for all of the bytes. Therefore the rest of a short
@@ -165,25 +165,28 @@ pub(super) fn write_out(count: usize) -> abi::WriteOut {
 }
 
 /// A copy of a whole request, of which `bytes` has all but data in the transport's pipe.
-pub(crate) fn whole(
+pub(crate) fn copy_whole(
     bytes: &[u8],
     body: &RequestBody<'_>,
     reply: &mut dyn RequestReply,
 ) -> Result<Vec<u8>> {
     let mut copy = bytes.to_vec();
     if let RequestBody::Write { data: data @ RequestPayload::Pipe(_), .. } = body {
-        copy.extend_from_slice(&owned(data, reply)?);
+        copy.extend_from_slice(&take_data(data, reply)?);
     }
     Ok(copy)
 }
 
 /// The data of a request, wherever it is.
-pub(super) fn owned(data: &RequestPayload<'_>, reply: &mut dyn RequestReply) -> Result<Vec<u8>> {
+pub(super) fn take_data(
+    data: &RequestPayload<'_>,
+    reply: &mut dyn RequestReply,
+) -> Result<Vec<u8>> {
     match data {
         RequestPayload::Memory(bytes) => Ok(bytes.to_vec()),
         RequestPayload::Pipe(len) => {
             let mut bytes = vec![0; *len];
-            let count = reply.piped().take(&mut bytes)?;
+            let count = reply.write_source().take(&mut bytes)?;
             bytes.truncate(count);
             Ok(bytes)
         }

@@ -114,7 +114,7 @@ impl Dispatcher {
     }
 
     /// Counts bytes of a request that holds no thread, until the result is dropped.
-    pub(crate) fn queued(&self, bytes: usize) -> Option<CountGuard> {
+    pub(crate) fn count_queued(&self, bytes: usize) -> Option<CountGuard> {
         self.share.as_ref().map(|share| share.queued_bytes.add(bytes))
     }
 
@@ -198,7 +198,7 @@ impl Dispatcher {
 
     fn begin_deferred(&self, call: &RequestCall<'_>) -> Arc<InterruptToken> {
         let interrupt = self.deferred.insert(call.unique);
-        if call.cx.interrupted() {
+        if call.cx.is_interrupted() {
             interrupt.trip();
         }
         interrupt
@@ -213,7 +213,7 @@ impl Dispatcher {
         KernelCompletion {
             whole,
             in_flight,
-            _queued: self.queued(in_flight),
+            _queued: self.count_queued(in_flight),
             direct: None,
             dispatcher: Arc::clone(self),
             reply,
@@ -302,8 +302,8 @@ mod tests {
     fn a_request_that_begins_after_the_end_of_the_session_is_interrupted() {
         let table = DeferredTable::default();
         let before = table.insert(2);
-        assert!(!before.interrupted());
+        assert!(!before.is_interrupted());
         table.end();
-        assert!(before.interrupted() && table.insert(4).interrupted());
+        assert!(before.is_interrupted() && table.insert(4).is_interrupted());
     }
 }

@@ -11,7 +11,7 @@ use defuse_fs::{
 use zerocopy::IntoBytes;
 
 use super::names::new_node;
-use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
+use super::{Dispatcher, HandlerOutcome, RequestCall, pod, send_success};
 use crate::backing::BackingOffer;
 use crate::transport::{DeferredKind, RequestReply};
 use defuse_wire::abi;
@@ -36,7 +36,7 @@ impl Dispatcher {
         self.forget_times(call.ino, args.flags);
         let mut bytes = Vec::new();
         if wants_bytes && let Some(memory) = &self.memory {
-            let whole = memory.whole(&call.cx, File { ino: call.ino, fh: opened.fh });
+            let whole = memory.read_whole(&call.cx, File { ino: call.ino, fh: opened.fh });
             if let Some((whole, read_is_due)) = whole {
                 out.open_flags |= vendor::OPEN_HAS_BYTES;
                 out.open_flags |= if read_is_due { vendor::OPEN_READ_IS_DUE } else { 0 };
@@ -63,7 +63,7 @@ impl Dispatcher {
         let asked = self.open_args(call, args.flags, args.open_flags);
         let open = OpenArgs { flags: OpenFlags(asked.flags.0 | OpenFlags::EXCL), ..asked };
         let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open);
-        let made = made.map_err(|errno| taken(errno, asked.flags))?;
+        let made = made.map_err(|errno| replace_create_error(errno, asked.flags))?;
         self.send_created(call, made, asked.flags, reply)
     }
 
@@ -147,13 +147,13 @@ impl Dispatcher {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
         self.note_writer_gone(ino, flags);
-        let _ = self.fs.release(&call.cx, file, ReleaseArgs::of(flags));
+        let _ = self.fs.release(&call.cx, file, ReleaseArgs::from_flags(flags));
     }
 
     /// Counts an open file for writing, for kernel mounts only; see [`super::privileges`].
     fn note_writer(&self, ino: Ino, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
-            self.writers.opened(ino);
+            self.writers.record_open(ino);
         }
     }
 
@@ -161,7 +161,7 @@ impl Dispatcher {
     /// file is open for writing, since the kernel does not see that a store through a mapping changes
     /// the times. Options do not change this, because they concern changes by others.
     pub(super) fn timeouts_of(&self, ino: Ino) -> CacheTimeouts {
-        if !self.writers.any(ino) {
+        if !self.writers.has_any(ino) {
             return self.timeouts;
         }
         let attr = if self.backings.is_some() { Some(Duration::ZERO) } else { self.timeouts.attr };
@@ -172,7 +172,7 @@ impl Dispatcher {
     /// True if the kernel may have pages of the inode that were stored by a mapping, or wait for their write-back: a file is open for
     /// writing, or was closed while it is mapped, and has no backing file.
     fn has_unwritten_pages(&self, ino: Ino) -> bool {
-        self.writers.any(ino)
+        self.writers.has_any(ino)
             && !self.backings.as_ref().is_some_and(|backings| backings.is_backed(ino))
     }
 
@@ -187,7 +187,7 @@ impl Dispatcher {
 
     fn note_writer_gone(&self, ino: Ino, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
-            self.writers.closed(ino);
+            self.writers.record_close(ino);
         }
     }
 
@@ -212,8 +212,8 @@ impl Dispatcher {
         if args.release_flags & vendor::RELEASE_HAS_READ != 0 && !self.is_kernel {
             self.has_read(call, file);
         }
-        let args = ReleaseArgs { flock_owner, ..ReleaseArgs::of(flags) };
-        done(self.fs.release(&call.cx, file, args), reply)
+        let args = ReleaseArgs { flock_owner, ..ReleaseArgs::from_flags(flags) };
+        send_success(self.fs.release(&call.cx, file, args), reply)
     }
 
     /// The client has read bytes that came with the reply to OPEN: the access time follows.
@@ -231,7 +231,7 @@ impl Dispatcher {
         reply: &mut dyn RequestReply,
     ) -> Result<HandlerOutcome> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        done(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
+        send_success(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
     }
 
     pub(super) fn fsync(
@@ -279,7 +279,7 @@ impl Dispatcher {
         if !self.submits_call(call) {
             let result = run(&*self.fs);
             if !self.must_submit(call, &result) {
-                return done(result, reply);
+                return send_success(result, reply);
             }
         }
         self.submit(call, op, reply.defer(DeferredKind::Plain));
@@ -319,7 +319,7 @@ impl Dispatcher {
     ) -> Result<HandlerOutcome> {
         let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        done(self.fs.setlk(&call.cx, file, &request), reply)
+        send_success(self.fs.setlk(&call.cx, file, &request), reply)
     }
 
     /// Waits for a lock without occupying a worker. If all workers waited, none could receive the
@@ -397,7 +397,7 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let range = Fallocate { mode: args.mode, offset: args.offset, length: args.length };
-        done(self.fs.fallocate(&call.cx, file, range), reply)
+        send_success(self.fs.fallocate(&call.cx, file, range), reply)
     }
 
     pub(super) fn lseek(
@@ -470,6 +470,6 @@ impl Dispatcher {
 /// The error of a CREATE with `flags` that failed with `errno`: `ESTALE` if the file exists by now and
 /// the caller did not set `O_EXCL`. The kernel then walks the path again (`LOOKUP_REVAL`,
 /// `do_filp_open` in `fs/namei.c`), finds the file, checks its permissions, and opens it.
-fn taken(errno: Errno, flags: OpenFlags) -> Errno {
+fn replace_create_error(errno: Errno, flags: OpenFlags) -> Errno {
     if errno == Errno::EEXIST && !flags.has(OpenFlags::EXCL) { Errno::ESTALE } else { errno }
 }

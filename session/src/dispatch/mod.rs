@@ -109,16 +109,16 @@ pub trait SharedMemory: Send + Sync {
     /// # Errors
     ///
     /// `ENOSYS` where there are none.
-    fn told_names(&self) -> Result<OwnedFd> {
+    fn name_memory(&self) -> Result<OwnedFd> {
         Err(Errno::ENOSYS)
     }
 
     /// The reply to an IOCTL was sent. Work follows for which no caller waits.
-    fn answered(&self) {}
+    fn finish_ioctl(&self) {}
 
     /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
     /// time, which this does not do.
-    fn whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {
+    fn read_whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {
         None
     }
 
@@ -326,8 +326,12 @@ impl Dispatcher {
             }
             RequestBody::Mknod { args, name, ext } => self.mknod(call, args, name, ext, reply),
             RequestBody::Mkdir { args, name, ext } => self.mkdir(call, args, name, ext, reply),
-            RequestBody::Unlink { name } => done(self.fs.unlink(cx, ino, Name::new(name)?), reply),
-            RequestBody::Rmdir { name } => done(self.fs.rmdir(cx, ino, Name::new(name)?), reply),
+            RequestBody::Unlink { name } => {
+                send_success(self.fs.unlink(cx, ino, Name::new(name)?), reply)
+            }
+            RequestBody::Rmdir { name } => {
+                send_success(self.fs.rmdir(cx, ino, Name::new(name)?), reply)
+            }
             RequestBody::Rename { args, name, newname } => {
                 self.rename(call, (args.newdir, 0), name, newname, reply)
             }
@@ -354,14 +358,14 @@ impl Dispatcher {
             RequestBody::Readdir(args) => self.readdir(call, args, false, reply),
             RequestBody::Readdirplus(args) => self.readdir(call, args, true, reply),
             RequestBody::Releasedir(args) => {
-                done(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
+                send_success(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
             }
             RequestBody::Fsyncdir(args) => self.fsyncdir(call, args, reply),
             RequestBody::Getlk(args) => self.getlk(call, args, reply),
             RequestBody::Setlk(args) => self.setlk(call, args, reply),
             RequestBody::Setlkw(args) => self.setlkw(call, args, reply),
             RequestBody::Access(args) => {
-                done(self.fs.access(cx, ino, AccessMask(args.mask)), reply)
+                send_success(self.fs.access(cx, ino, AccessMask(args.mask)), reply)
             }
             RequestBody::Bmap(args) => {
                 let block = self.fs.bmap(cx, ino, args.blocksize, args.block)?;
@@ -376,7 +380,7 @@ impl Dispatcher {
             RequestBody::Syncfs(_) => self.syncfs(call, reply),
             // umount(2) of a `fuseblk` mount waits for the answer.
             RequestBody::Destroy if self.is_kernel => self.syncfs(call, reply),
-            RequestBody::Destroy => done(Ok(()), reply),
+            RequestBody::Destroy => send_success(Ok(()), reply),
             // A second INIT: the session has its agreement.
             RequestBody::Init(_) => Err(Errno::EIO),
             RequestBody::Compound { chain } => self.compound(call, chain, reply),
@@ -428,8 +432,8 @@ impl Dispatcher {
     }
 
     /// The answer to an IOCTL was sent.
-    pub(crate) fn answered(&self) {
-        let run = || self.memory.as_ref().map(|memory| memory.answered());
+    pub(crate) fn finish_ioctl(&self) {
+        let run = || self.memory.as_ref().map(|memory| memory.finish_ioctl());
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             log::error!("the file system panicked after it had answered");
         }
@@ -450,8 +454,8 @@ impl Dispatcher {
         data: &RequestPayload<'_>,
         reply: &mut dyn RequestReply,
     ) -> Result<()> {
-        let bytes = data::owned(data, reply)?;
-        self.notify.retrieved(unique, bytes);
+        let bytes = data::take_data(data, reply)?;
+        self.notify.deliver_retrieved(unique, bytes);
         Ok(())
     }
 
@@ -503,7 +507,7 @@ fn child_of<'a>(body: &RequestBody<'a>) -> Option<Name<'a>> {
 }
 
 /// Sends success without a body.
-fn done(result: Result<()>, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
+fn send_success(result: Result<()>, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
     result?;
     let _ = reply.send_errno(0);
     Ok(HandlerOutcome::Sent)

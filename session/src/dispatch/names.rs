@@ -10,7 +10,7 @@ use defuse_fs::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::privileges;
-use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
+use super::{Dispatcher, HandlerOutcome, RequestCall, pod, send_success};
 use crate::transport::RequestReply;
 use defuse_wire::abi;
 use defuse_wire::convert;
@@ -37,13 +37,13 @@ impl Dispatcher {
             Ok(entry) => self.send_entry(&entry, reply),
             Err(Errno::ENOENT) => {
                 let valid = match self.may_cache_missing {
-                    true => self.fs.negative_valid_for(self.origin),
+                    true => self.fs.negative_lifetime(self.origin),
                     false => Duration::ZERO,
                 };
                 if self.timeouts.negative.unwrap_or(valid).is_zero() {
                     return Err(Errno::ENOENT);
                 }
-                pod(reply, &self.timeouts.negative_out(valid))
+                pod(reply, &self.timeouts.encode_negative(valid))
             }
             Err(errno) => Err(errno),
         }
@@ -93,8 +93,8 @@ impl Dispatcher {
     ) -> Result<HandlerOutcome> {
         // A client over a socket may name a wrong process.
         let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
-        if self.is_kernel && clears && privileges::asks_to_clear(args) {
-            let is_written = !privileges::is_chown(args) && self.writers.any(call.ino);
+        if self.is_kernel && clears && privileges::is_clear_request(args) {
+            let is_written = !privileges::is_chown(args) && self.writers.has_any(call.ino);
             let attr = privileges::clear(&*self.fs, &call.cx, call.ino, is_written)?;
             return pod(reply, &convert::attr_for_now(&attr));
         }
@@ -166,7 +166,7 @@ impl Dispatcher {
     ) -> Result<HandlerOutcome> {
         let from = (call.ino, Name::new(name)?);
         let to = (Ino(newdir), Name::new(newname)?);
-        done(self.fs.rename(&call.cx, from, to, RenameFlags(flags)), reply)
+        send_success(self.fs.rename(&call.cx, from, to, RenameFlags(flags)), reply)
     }
 
     pub(super) fn link(
@@ -194,7 +194,10 @@ impl Dispatcher {
             replace: args.flags & 2 != 0,
             clear_sgid: args.setxattr_flags & abi::FUSE_SETXATTR_ACL_KILL_SGID != 0,
         };
-        done(self.fs.setxattr(&call.cx, call.ino, self.xattr_name(name)?, value, flags), reply)
+        send_success(
+            self.fs.setxattr(&call.cx, call.ino, self.xattr_name(name)?, value, flags),
+            reply,
+        )
     }
 
     pub(super) fn getxattr(
@@ -244,10 +247,10 @@ impl Dispatcher {
         reply: &mut dyn RequestReply,
     ) -> Result<HandlerOutcome> {
         if name == b"security.capability" && self.is_kernel {
-            let is_written = self.writers.any(call.ino);
+            let is_written = self.writers.has_any(call.ino);
             privileges::may_lose_capabilities(&*self.fs, &call.cx, call.ino, is_written)?;
         }
-        done(self.fs.removexattr(&call.cx, call.ino, self.xattr_name(name)?), reply)
+        send_success(self.fs.removexattr(&call.cx, call.ino, self.xattr_name(name)?), reply)
     }
 
     pub(super) fn readdir(

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::posix::{self, PosixUser, without_set_id};
+use defuse_fs::posix::{self, PosixUser, drop_set_id};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr, XattrName};
 
 use defuse_wire::abi;
@@ -27,7 +27,7 @@ const SGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
 
 /// True for a SETATTR that requests [`clear`]: it has no valid field, except for the open file.
-pub(super) fn asks_to_clear(args: &abi::SetattrIn) -> bool {
+pub(super) fn is_clear_request(args: &abi::SetattrIn) -> bool {
     args.valid & !(abi::FATTR_FH | abi::FATTR_LOCKOWNER) == 0 || is_chown(args)
 }
 
@@ -47,9 +47,9 @@ pub(super) fn may_lose_capabilities(
     is_written: bool,
 ) -> Result<()> {
     let attr = fs.getattr(cx, ino, None)?;
-    let user = CallerGroups::of(cx);
+    let user = CallerGroups::from_context(cx);
     let refused = has_set_id(&attr)
-        && without_set_id(attr.perm, user.in_group(attr.gid)) != attr.perm
+        && drop_set_id(attr.perm, user.in_group(attr.gid)) != attr.perm
         && !is_written
         && !may_clear(fs, cx, (ino, &attr), &user)?;
     if refused { Err(Errno::EPERM) } else { Ok(()) }
@@ -68,8 +68,8 @@ pub(super) fn clear(
     if !has_set_id(&attr) {
         return Ok(attr);
     }
-    let user = CallerGroups::of(cx);
-    let perm = without_set_id(attr.perm, user.in_group(attr.gid));
+    let user = CallerGroups::from_context(cx);
+    let perm = drop_set_id(attr.perm, user.in_group(attr.gid));
     let uid = cx.caller.uid;
     if perm != attr.perm && !is_written && uid != 0 && uid != attr.uid {
         return Err(Errno::EPERM);
@@ -117,7 +117,7 @@ struct CallerGroups {
 }
 
 impl CallerGroups {
-    fn of(cx: &Context<'_>) -> CallerGroups {
+    fn from_context(cx: &Context<'_>) -> CallerGroups {
         let mut groups = cx.supplementary_groups().unwrap_or_default();
         groups.push(cx.caller.gid);
         CallerGroups { uid: cx.caller.uid, groups }
@@ -145,12 +145,12 @@ pub(super) struct WriterCounts {
 const SHARDS: usize = 16;
 
 impl WriterCounts {
-    pub(super) fn opened(&self, ino: Ino) {
+    pub(super) fn record_open(&self, ino: Ino) {
         self.total.fetch_add(1, Ordering::Relaxed);
         *self.shard(ino).entry(ino).or_default() += 1;
     }
 
-    pub(super) fn closed(&self, ino: Ino) {
+    pub(super) fn record_close(&self, ino: Ino) {
         let mut shard = self.shard(ino);
         if let Some(count) = shard.get_mut(&ino) {
             *count -= 1;
@@ -161,7 +161,7 @@ impl WriterCounts {
         }
     }
 
-    pub(super) fn any(&self, ino: Ino) -> bool {
+    pub(super) fn has_any(&self, ino: Ino) -> bool {
         self.total.load(Ordering::Relaxed) > 0 && self.shard(ino).contains_key(&ino)
     }
 
@@ -178,10 +178,10 @@ mod tests {
     #[test]
     fn a_change_of_anything_is_no_request_to_clear() {
         let with = |valid| abi::SetattrIn { valid, ..abi::SetattrIn::default() };
-        assert!(asks_to_clear(&with(abi::FATTR_CTIME)));
-        assert!(asks_to_clear(&with(0)) && asks_to_clear(&with(abi::FATTR_FH)));
+        assert!(is_clear_request(&with(abi::FATTR_CTIME)));
+        assert!(is_clear_request(&with(0)) && is_clear_request(&with(abi::FATTR_FH)));
         for valid in [abi::FATTR_MODE, abi::FATTR_SIZE | abi::FATTR_FH, abi::FATTR_MTIME] {
-            assert!(!asks_to_clear(&with(valid)), "{valid}");
+            assert!(!is_clear_request(&with(valid)), "{valid}");
         }
     }
 }

@@ -53,7 +53,7 @@ impl RequestReply for RequestAnswer {
         Ok(())
     }
 
-    fn piped(&mut self) -> &mut dyn WriteSource {
+    fn write_source(&mut self) -> &mut dyn WriteSource {
         unreachable!("nothing is in a pipe")
     }
 

@@ -36,7 +36,7 @@ impl AlignedBuf {
     }
 
     /// Like [`new`](AlignedBuf::new), with any content: perhaps a reused buffer.
-    pub(crate) fn again(lead: usize, len: usize) -> Self {
+    pub(crate) fn new_dirty(lead: usize, len: usize) -> Self {
         let fits = |spare: &AlignedBuf| spare.lead == lead && spare.room() >= len;
         if len >= AGAIN_MIN {
             let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ impl AlignedBuf {
     }
 
     /// Leaves the memory for reuse, unless it is small or enough is kept. This buffer is empty afterwards.
-    pub(crate) fn spare(&mut self) {
+    pub(crate) fn recycle(&mut self) {
         let used = std::mem::replace(self, AlignedBuf::unaligned(0, 0));
         if used.room() >= AGAIN_MIN {
             let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,12 +107,12 @@ mod tests {
 
     #[test]
     fn large_buffers_are_used_again_and_few_are_kept() {
-        let mut first = AlignedBuf::again(16, 1 << 20);
+        let mut first = AlignedBuf::new_dirty(16, 1 << 20);
         let at = first.data_ptr();
-        first.spare();
-        assert_eq!(AlignedBuf::again(16, 1 << 19).data_ptr(), at);
-        AlignedBuf::new(16, 4096).spare();
-        (0..2 * SPARES).for_each(|_| AlignedBuf::new(16, 1 << 20).spare());
+        first.recycle();
+        assert_eq!(AlignedBuf::new_dirty(16, 1 << 19).data_ptr(), at);
+        AlignedBuf::new(16, 4096).recycle();
+        (0..2 * SPARES).for_each(|_| AlignedBuf::new(16, 1 << 20).recycle());
         assert_eq!(SPARE.lock().unwrap().len(), SPARES);
     }
 

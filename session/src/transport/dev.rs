@@ -46,7 +46,7 @@ impl SpliceLimits {
     /// The lengths from which splicing was faster than copying in measurements on current machines: from 128 KiB.
     pub const MEASURED: SpliceLimits = SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };
 
-    fn any(self) -> bool {
+    fn is_any(self) -> bool {
         self != Self::NEVER
     }
 }
@@ -88,7 +88,7 @@ impl DeviceSource {
         DeviceSource { device }
     }
 
-    fn shared(&self) -> Arc<dyn RequestPort> {
+    fn make_shared_port(&self) -> Arc<dyn RequestPort> {
         Arc::new(DevicePort { fd: Arc::clone(&self.device) })
     }
 }
@@ -100,9 +100,9 @@ impl RequestSource for DeviceSource {
             Some(Ok(fd)) => Arc::new(DevicePort { fd: Arc::new(fd) }),
             Some(Err(errno)) => {
                 log::debug!("/dev/fuse could not be cloned ({errno}); workers share it");
-                self.shared()
+                self.make_shared_port()
             }
-            None => self.shared(),
+            None => self.make_shared_port(),
         }
     }
 
@@ -167,7 +167,7 @@ impl PortChannel {
         // The kernel refuses a read with less room than one WRITE of the size that was agreed.
         let data = (limits.max_write + 4096).max(abi::FUSE_MIN_READ_BUFFER);
         let pipe_size = limits.max_write.max(limits.max_read);
-        let pipe = limits.splice.any().then(|| MessagePipe::new(pipe_size)).and_then(Result::ok);
+        let pipe = limits.splice.is_any().then(|| MessagePipe::new(pipe_size)).and_then(Result::ok);
         let mut splice = if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER };
         // The size of a request is not known before it is received, and a request that does not fit into the pipe
         // would be lost.
@@ -175,7 +175,7 @@ impl PortChannel {
             splice.write_min = usize::MAX;
         }
         PortChannel {
-            request: AlignedBuf::again(WRITE_LEAD, data),
+            request: AlignedBuf::new_dirty(WRITE_LEAD, data),
             capacity: WRITE_LEAD + data,
             len: 0,
             in_pipe: false,
@@ -186,7 +186,7 @@ impl PortChannel {
                 later: false,
                 unique: 0,
                 short: AlignedBuf::new(0, SHORT),
-                buf: AlignedBuf::again(HEADER_LEN, limits.max_read.max(4096)),
+                buf: AlignedBuf::new_dirty(HEADER_LEN, limits.max_read.max(4096)),
                 filled: 0,
                 spliced: false,
                 splice,
@@ -204,7 +204,7 @@ impl PortChannel {
     }
 
     /// True while polling for requests pays.
-    pub(crate) fn spins(&self) -> bool {
+    pub(crate) fn should_poll(&self) -> bool {
         self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
     }
 
@@ -286,7 +286,7 @@ impl PortChannel {
         let rest = (header.len as usize).saturating_sub(len);
         if rest > 0
             && let Some(places) = self.reply.port.places()
-            && places.left(header.unique) == rest
+            && places.unreceived_len(header.unique) == rest
         {
             self.reply.left.len = rest;
         }
@@ -505,7 +505,7 @@ impl RequestReply for PortReply {
         self.filled = 0;
         self.spliced = false;
         let whole = HEADER_LEN + len;
-        let fits = |places: &dyn SharedData| places.room(self.unique) >= whole;
+        let fits = |places: &dyn SharedData| places.max_reply_len(self.unique) >= whole;
         self.placed = len > COPIED_MOST && self.port.places().is_some_and(fits);
         self
     }
@@ -526,11 +526,11 @@ impl RequestReply for PortReply {
         sent.map(drop)
     }
 
-    fn piped(&mut self) -> &mut dyn WriteSource {
+    fn write_source(&mut self) -> &mut dyn WriteSource {
         self
     }
 
-    fn stays(&self) -> bool {
+    fn is_stable(&self) -> bool {
         self.left.len > 0
     }
 
@@ -543,7 +543,7 @@ impl RequestReply for PortReply {
                 self.data(len);
                 placed = self.placed;
                 if !placed {
-                    buf = Some(AlignedBuf::again(HEADER_LEN, len));
+                    buf = Some(AlignedBuf::new_dirty(HEADER_LEN, len));
                 }
             }
             DeferredKind::Write(bytes) => data = bytes,
@@ -633,7 +633,7 @@ impl ReadSink for PortReply {
 
     fn advance(&mut self, count: usize) -> Result<()> {
         if self.placed {
-            let room = self.places()?.room(self.unique);
+            let room = self.places()?.max_reply_len(self.unique);
             if count > room.saturating_sub(HEADER_LEN + self.filled) {
                 return Err(Errno::EINVAL);
             }
@@ -699,7 +699,7 @@ impl DeferredReply for PortDeferredReply {
     }
 
     fn source(&mut self) -> &mut dyn WriteSource {
-        if self.reply.stays() { &mut self.reply } else { self }
+        if self.reply.is_stable() { &mut self.reply } else { self }
     }
 
     fn send_data(mut self: Box<Self>) -> Result<()> {
@@ -718,14 +718,14 @@ impl DeferredReply for PortDeferredReply {
 /// A connection that ends leaves its memory to the next one.
 impl Drop for PortChannel {
     fn drop(&mut self) {
-        self.request.spare();
-        self.reply.buf.spare();
+        self.request.recycle();
+        self.reply.buf.recycle();
     }
 }
 
 impl Drop for PortDeferredReply {
     fn drop(&mut self) {
-        self.reply.buf.spare();
+        self.reply.buf.recycle();
     }
 }
 

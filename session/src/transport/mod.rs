@@ -58,7 +58,7 @@ pub const COPIED_MOST: usize = 32 * 1024;
 /// time.
 pub trait SharedData: Send + Sync {
     /// The bytes of the request `unique` that were not received with it: the data of a WRITE.
-    fn left(&self, unique: u64) -> usize;
+    fn unreceived_len(&self, unique: u64) -> usize;
 
     /// Copies data of a request, starting at the byte `from`.
     ///
@@ -87,7 +87,7 @@ pub trait SharedData: Send + Sync {
     fn address_of_reply(&self, unique: u64, part: (usize, usize)) -> Option<NonNull<u8>>;
 
     /// Returns the maximum length of the reply to the request, in bytes, with its header.
-    fn room(&self, unique: u64) -> usize;
+    fn max_reply_len(&self, unique: u64) -> usize;
 
     /// Writes data of a reply, starting at the byte `from`.
     ///
@@ -239,10 +239,10 @@ pub(crate) trait RequestReply {
     fn send_data(&mut self) -> Result<()>;
 
     /// Returns the data of a WRITE that is not among the request's bytes.
-    fn piped(&mut self) -> &mut dyn WriteSource;
+    fn write_source(&mut self) -> &mut dyn WriteSource;
 
     /// True if that data stays where it is after the worker has received another request.
-    fn stays(&self) -> bool {
+    fn is_stable(&self) -> bool {
         false
     }
 
@@ -256,7 +256,7 @@ pub(crate) enum DeferredKind {
     Read(usize),
     /// The data of a WRITE. It is owned: the worker's buffer is needed for the next request.
     Write(Vec<u8>),
-    /// The data of a WRITE, which [stays](RequestReply::stays).
+    /// The data of a WRITE, which [stays](RequestReply::is_stable).
     WriteInPlace,
     /// Nothing.
     Plain,

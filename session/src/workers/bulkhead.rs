@@ -132,7 +132,7 @@ impl Bulkhead {
     }
 
     /// Number of requests that wait.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn count_waiting(&self) -> usize {
         self.lock().waiting
     }
 
@@ -221,7 +221,7 @@ mod tests {
         assert!(bulkhead.enter_or_wait(FIRST, 4, request(10, 8)).is_none());
         assert!(bulkhead.take(12).is_none());
         assert_eq!(bulkhead.take(10).map(|request| request.unique), Some(10));
-        assert!(bulkhead.take(10).is_none() && bulkhead.waiting() == 0);
+        assert!(bulkhead.take(10).is_none() && bulkhead.count_waiting() == 0);
         assert!(bulkhead.leave(FIRST, 4).is_none());
     }
 
@@ -233,9 +233,9 @@ mod tests {
             assert!(bulkhead.enter_or_wait(FIRST, 4, request(unique, 1 << 20)).is_none());
         }
         assert!(bulkhead.enter_or_wait(FIRST, 4, request(99, 1)).is_some(), "it holds its thread");
-        assert_eq!(bulkhead.waiting(), 64);
+        assert_eq!(bulkhead.count_waiting(), 64);
         bulkhead.close();
-        assert_eq!(bulkhead.waiting(), 0);
+        assert_eq!(bulkhead.count_waiting(), 0);
         assert!(bulkhead.enter_or_wait(FIRST, 4, request(1, 1)).is_some());
         let bulkhead = Bulkhead::default();
         fill(&bulkhead, FIRST, 4);

@@ -50,7 +50,7 @@ pub(crate) struct ThreadBudget<'a> {
 impl ThreadBudget<'_> {
     /// True if one more call of the user may be handled.
     pub(crate) fn may_hold_one_more(&self, uid: u32) -> bool {
-        let (own, all) = self.slots.held(uid);
+        let (own, all) = self.slots.count_held(uid);
         uid == 0 || may_enter(own, self.most.saturating_sub(all))
     }
 }
@@ -58,11 +58,11 @@ impl ThreadBudget<'_> {
 impl FairQueue {
     /// True where requests wait. Costs a load.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting() > 0
+        self.count_waiting() > 0
     }
 
     /// The number of requests that wait.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn count_waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 
@@ -89,7 +89,7 @@ impl FairQueue {
         let mut state = self.lock();
         let users = state.users.keys().copied();
         let uid = users.filter(|&uid| threads.may_hold_one_more(uid)).min_by_key(|&uid| {
-            let (own, _) = threads.slots.held(uid);
+            let (own, _) = threads.slots.count_held(uid);
             own
         })?;
         self.take_first(&mut state, uid, |_| true)
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     /// Returns slots, of which each user holds a number.
-    fn held(most: usize, users: &[(u32, usize)]) -> WorkerSlots {
+    fn make_held(most: usize, users: &[(u32, usize)]) -> WorkerSlots {
         let slots = WorkerSlots::new(most);
         let all = users.iter().flat_map(|&(uid, count)| std::iter::repeat_n(uid, count));
         for (unique, uid) in (1..).zip(all) {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn one_user_leaves_a_quarter_of_the_threads_and_root_may_hold_all() {
         let may = |users: &[(u32, usize)], uid| {
-            let slots = held(32, users);
+            let slots = make_held(32, users);
             ThreadBudget { slots: &slots, most: 32 }.may_hold_one_more(uid)
         };
         assert!(may(&[(7, 16)], 7) && may(&[(7, 23)], 7) && !may(&[(7, 24)], 7));
@@ -170,15 +170,15 @@ mod tests {
         for (uid, unique) in [(7, 10), (7, 12), (8, 14)] {
             assert!(fair.wait(uid, request(unique, 8)).is_none());
         }
-        let slots = held(8, &[(7, 6)]);
+        let slots = make_held(8, &[(7, 6)]);
         let next = |slots: &WorkerSlots| {
             fair.next(ThreadBudget { slots, most: 8 }).map(|request| request.unique)
         };
         assert_eq!((next(&slots), next(&slots)), (Some(14), None));
-        let free = held(8, &[]);
+        let free = make_held(8, &[]);
         assert_eq!((next(&free), next(&free), next(&free)), (Some(10), Some(12), None));
         let state = fair.lock();
-        assert_eq!((fair.waiting(), state.bytes, state.users.len()), (0, 0, 0));
+        assert_eq!((fair.count_waiting(), state.bytes, state.users.len()), (0, 0, 0));
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
             assert!(fair.wait(7, request(unique, 8)).is_none());
         }
         assert_eq!(fair.take(12).map(|request| request.unique), Some(12));
-        assert!(fair.take(12).is_none() && fair.take(99).is_none() && fair.waiting() == 1);
+        assert!(fair.take(12).is_none() && fair.take(99).is_none() && fair.count_waiting() == 1);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl WorkerSlot {
     }
 
     /// True where the request in hand was interrupted and the worker has not finished it.
-    pub(crate) fn is_interrupted(&self) -> bool {
+    pub(crate) fn has_interrupt(&self) -> bool {
         let unique = self.unique.load(Ordering::Acquire);
         unique != 0 && self.interrupted.load(Ordering::Acquire) == unique
     }
@@ -68,20 +68,20 @@ impl WorkerSlot {
     /// The interrupted request in hand that has no answer yet, and the thread that waits for it.
     pub(crate) fn waiting_caller(&self) -> Option<(u64, u32)> {
         let unique = self.unique.load(Ordering::Acquire);
-        let waits = self.is_interrupted() && self.answered.load(Ordering::Relaxed) != unique;
+        let waits = self.has_interrupt() && self.answered.load(Ordering::Relaxed) != unique;
         let caller = self.caller.load(Ordering::Relaxed);
         (waits && caller != 0).then_some((unique, caller))
     }
 
     /// Records that the request has a reply.
-    pub(crate) fn is_answered(&self, unique: u64) {
+    pub(crate) fn record_answer(&self, unique: u64) {
         self.answered.store(unique, Ordering::Relaxed);
     }
 }
 
 impl InterruptCheck for WorkerSlot {
-    fn interrupted(&self) -> bool {
-        self.is_interrupted()
+    fn is_interrupted(&self) -> bool {
+        self.has_interrupt()
     }
 }
 
@@ -130,7 +130,7 @@ impl WorkerSlots {
     pub(crate) fn begin(&self, slot: &WorkerSlot, unique: u64, who: (u32, u32)) {
         slot.begin(unique, who);
         // Either this sees the early interrupt, or `interrupt` sees the request.
-        if self.was_early(unique) {
+        if self.is_early(unique) {
             slot.interrupted.store(unique, Ordering::Release);
         }
     }
@@ -146,7 +146,7 @@ impl WorkerSlots {
     }
 
     /// True if the request `unique` was interrupted while no worker had it, and only then.
-    pub(crate) fn was_early(&self, unique: u64) -> bool {
+    pub(crate) fn is_early(&self, unique: u64) -> bool {
         self.early_count.load(Ordering::SeqCst) > 0
             && self.early.iter().any(|early| early.load(Ordering::SeqCst) == unique)
     }
@@ -165,7 +165,7 @@ impl WorkerSlots {
     }
 
     /// Returns the number of requests of a user that workers have in hand, and the number of all requests in hand.
-    pub(crate) fn held(&self, uid: u32) -> (usize, usize) {
+    pub(crate) fn count_held(&self, uid: u32) -> (usize, usize) {
         let busy = self.iter().filter(|slot| !slot.is_idle());
         busy.fold((0, 0), |(own, all), slot| {
             let is_own = slot.user.load(Ordering::Relaxed) == uid;
@@ -179,7 +179,7 @@ impl WorkerSlots {
     }
 
     /// Requests begun by all workers so far.
-    pub(crate) fn served(&self) -> u64 {
+    pub(crate) fn count_served(&self) -> u64 {
         self.iter().map(|slot| slot.served.load(Ordering::Relaxed)).sum()
     }
 }
@@ -204,7 +204,7 @@ mod tests {
         slots.begin(first, 100, (7, 0));
         slots.begin(second, 200, (7, 0));
         assert_eq!((slots.interrupt(100), slots.interrupt(200)), (Some(11), Some(12)));
-        assert_eq!(slots.served(), 2);
+        assert_eq!(slots.count_served(), 2);
         assert_eq!(slots.iter().count(), WORKERS_MOST);
     }
 
@@ -218,14 +218,14 @@ mod tests {
         slots.begin(second, 200, (7, 0));
         assert_eq!(slots.interrupt(300), None);
         assert_eq!(slots.interrupt(200), Some(12));
-        assert!(second.interrupted() && !first.interrupted());
+        assert!(second.is_interrupted() && !first.is_interrupted());
         second.end();
         slots.begin(second, 201, (7, 0));
-        assert!(!second.interrupted());
+        assert!(!second.is_interrupted());
         // An interrupt that arrived too early is remembered.
         second.end();
         slots.begin(second, 300, (7, 0));
-        assert!(second.interrupted());
+        assert!(second.is_interrupted());
         second.release();
         assert!(slots.claim(13).is_some());
     }

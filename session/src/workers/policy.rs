@@ -54,31 +54,31 @@ mod tests {
     use super::*;
     use crate::workers::pool::{PoolGrowth, PoolLimits, WorkerPool};
 
-    fn standing(free: usize, threads: usize, max: usize) -> PoolLoad {
+    fn make_load(free: usize, threads: usize, max: usize) -> PoolLoad {
         PoolLoad { free, threads, max }
     }
 
     #[test]
     fn a_thread_is_started_only_if_none_is_free() {
-        assert!(starts_another(Opcode::Read, standing(0, 1, 2)));
-        assert!(!starts_another(Opcode::Read, standing(1, 2, 8)));
-        assert!(!starts_another(Opcode::Read, standing(7, 8, 16)));
+        assert!(starts_another(Opcode::Read, make_load(0, 1, 2)));
+        assert!(!starts_another(Opcode::Read, make_load(1, 2, 8)));
+        assert!(!starts_another(Opcode::Read, make_load(7, 8, 16)));
     }
 
     #[test]
     fn there_are_never_more_threads_than_the_maximum() {
-        assert!(starts_another(Opcode::Write, standing(0, 7, 8)));
+        assert!(starts_another(Opcode::Write, make_load(0, 7, 8)));
         for threads in [8, 9] {
-            assert!(!starts_another(Opcode::Write, standing(0, threads, 8)));
+            assert!(!starts_another(Opcode::Write, make_load(0, threads, 8)));
         }
-        assert!(!starts_another(Opcode::Write, standing(0, 1, 1)));
+        assert!(!starts_another(Opcode::Write, make_load(0, 1, 1)));
     }
 
     #[test]
     fn forget_starts_no_thread_and_every_other_request_does() {
         for &opcode in Opcode::ALL {
             let forgets = [Opcode::Forget, Opcode::BatchForget].contains(&opcode);
-            assert_eq!(starts_another(opcode, standing(0, 1, 2)), !forgets, "{opcode:?}");
+            assert_eq!(starts_another(opcode, make_load(0, 1, 2)), !forgets, "{opcode:?}");
         }
     }
 

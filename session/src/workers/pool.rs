@@ -17,7 +17,7 @@ pub struct PoolLimits {
 /// The outcome of [`WorkerPool::grow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolGrowth {
-    /// The caller starts a thread, or calls [`WorkerPool::spawn_failed`].
+    /// The caller starts a thread, or calls [`WorkerPool::record_spawn_failure`].
     Spawn,
     /// A parked worker has been called back.
     Unparked,
@@ -130,12 +130,12 @@ impl WorkerPool {
     }
 
     /// True while there may be more threads than the maximum. Costs a load.
-    pub fn is_stretched(&self) -> bool {
+    pub fn has_extra(&self) -> bool {
         self.stretch.load(Ordering::Relaxed) > 0
     }
 
     /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after [`resize`](WorkerPool::resize).
-    pub fn stretch(&self, further: usize) {
+    pub fn set_extra(&self, further: usize) {
         let _parked = self.lock();
         self.stretch.store(further, Ordering::SeqCst);
         self.call.notify_all();
@@ -158,7 +158,7 @@ impl WorkerPool {
     /// longer counted then.
     pub fn leave_if_over(&self) -> bool {
         // Threads without a call of `resize` never exceed the maximum.
-        if self.active() <= self.most() {
+        if self.active_workers() <= self.most() {
             return false;
         }
         let mut parked = self.lock();
@@ -191,24 +191,24 @@ impl WorkerPool {
     }
 
     /// Workers that wait for a request.
-    pub fn idle(&self) -> usize {
+    pub fn idle_workers(&self) -> usize {
         self.idle.load(Ordering::SeqCst)
     }
 
     /// Workers that wait for a request or handle one.
-    pub fn active(&self) -> usize {
+    pub fn active_workers(&self) -> usize {
         self.active.load(Ordering::SeqCst)
     }
 
     /// True where a backlog still justifies one more.
     pub fn backlog_may_grow(&self) -> bool {
-        self.active() < self.parallel.min(self.max())
+        self.active_workers() < self.parallel.min(self.max())
     }
 
     /// Makes one more worker active, if there may be one.
     pub fn grow(&self) -> PoolGrowth {
         let mut parked = self.lock();
-        if self.exiting() {
+        if self.is_exiting() {
             return PoolGrowth::AtLimit;
         }
         if parked.called < parked.waiting {
@@ -224,19 +224,19 @@ impl WorkerPool {
     /// Like [`grow`](WorkerPool::grow), but never wakes a parked worker, which could not do the work of the new one.
     pub fn grow_new(&self) -> PoolGrowth {
         let mut parked = self.lock();
-        if self.exiting() { PoolGrowth::AtLimit } else { self.spawn(&mut parked) }
+        if self.is_exiting() { PoolGrowth::AtLimit } else { self.spawn(&mut parked) }
     }
 
     /// Starts a thread if there may be one and `is_wanted` returns true. The decision is atomic: of several callers,
     /// each sees the thread that another one has just started.
     pub fn grow_if(&self, is_wanted: impl FnOnce(PoolLoad) -> bool) -> PoolGrowth {
-        if self.active() >= self.max() {
+        if self.active_workers() >= self.max() {
             return PoolGrowth::AtLimit;
         }
         let mut parked = self.lock();
-        let free = self.idle() + parked.starting;
+        let free = self.idle_workers() + parked.starting;
         let standing = PoolLoad { free, threads: parked.live, max: self.max() };
-        if self.exiting() || !is_wanted(standing) {
+        if self.is_exiting() || !is_wanted(standing) {
             return PoolGrowth::AtLimit;
         }
         self.spawn(&mut parked)
@@ -255,7 +255,7 @@ impl WorkerPool {
     }
 
     /// The thread that [`PoolGrowth::Spawn`] required could not be started.
-    pub fn spawn_failed(&self) {
+    pub fn record_spawn_failure(&self) {
         let mut parked = self.lock();
         parked.live -= 1;
         parked.starting = parked.starting.saturating_sub(1);
@@ -268,7 +268,7 @@ impl WorkerPool {
     /// It rests for at most `rest`. After [`WakeReason::Work`] the worker is active and idle again.
     pub fn park(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
-        if self.exiting() {
+        if self.is_exiting() {
             return self.leave(&mut parked);
         }
         // Decided under the lock, so that two workers cannot each count on the other.
@@ -282,7 +282,7 @@ impl WorkerPool {
     /// requests.
     pub fn rest(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
-        if self.exiting() {
+        if self.is_exiting() {
             return self.leave(&mut parked);
         }
         self.wait_for_call(parked, rest)
@@ -293,7 +293,8 @@ impl WorkerPool {
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.waiting += 1;
         let mut timed_out = false;
-        while parked.called == 0 && !self.exiting() && !timed_out && !parked.is_over(self.most()) {
+        while parked.called == 0 && !self.is_exiting() && !timed_out && !parked.is_over(self.most())
+        {
             (parked, timed_out) = self.wait(parked, rest);
         }
         parked.waiting -= 1;
@@ -301,10 +302,10 @@ impl WorkerPool {
             // The caller has already counted this worker as active.
             parked.called -= 1;
             self.idle.fetch_add(1, Ordering::SeqCst);
-            return if self.exiting() { self.leave(&mut parked) } else { WakeReason::Work };
+            return if self.is_exiting() { self.leave(&mut parked) } else { WakeReason::Work };
         }
         parked.live -= 1;
-        if self.exiting() {
+        if self.is_exiting() {
             return WakeReason::Exit;
         }
         parked.retired += 1;
@@ -331,7 +332,7 @@ impl WorkerPool {
     }
 
     /// True after [`shut_down`](WorkerPool::shut_down).
-    pub fn exiting(&self) -> bool {
+    pub fn is_exiting(&self) -> bool {
         self.exiting.load(Ordering::SeqCst)
     }
 
@@ -340,7 +341,7 @@ impl WorkerPool {
         let parked = self.lock();
         PoolCounts {
             live: parked.live,
-            idle: self.idle(),
+            idle: self.idle_workers(),
             parked: parked.waiting,
             started: parked.started,
             retired: parked.retired,
@@ -475,12 +476,12 @@ mod tests {
     fn a_stretched_pool_has_further_threads_which_end_afterwards() {
         let pool = pool(2, 2);
         (0..2).for_each(|_| start(&pool));
-        assert!(pool.grow() == PoolGrowth::AtLimit && !pool.is_stretched());
-        pool.stretch(2);
+        assert!(pool.grow() == PoolGrowth::AtLimit && !pool.has_extra());
+        pool.set_extra(2);
         (0..2).for_each(|_| start(&pool));
-        assert!(pool.grow() == PoolGrowth::AtLimit && pool.is_stretched() && !pool.is_over());
+        assert!(pool.grow() == PoolGrowth::AtLimit && pool.has_extra() && !pool.is_over());
         assert_eq!((pool.max(), pool.most(), pool.leave_if_over()), (2, 4, false));
-        pool.stretch(0);
+        pool.set_extra(0);
         assert!(pool.is_over() && pool.leave_if_over() && pool.leave_if_over());
         assert!(!pool.is_over() && !pool.leave_if_over() && pool.counts().live == 2);
     }
@@ -490,7 +491,7 @@ mod tests {
         let pool = pool(2, 2);
         start(&pool);
         assert_eq!(pool.grow(), PoolGrowth::Spawn);
-        pool.spawn_failed();
+        pool.record_spawn_failure();
         assert_eq!(pool.counts().live, 1);
         assert_eq!(pool.grow(), PoolGrowth::Spawn);
     }

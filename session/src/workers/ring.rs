@@ -19,7 +19,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::inflight::WorkerSlot;
 use super::pool::{PoolGrowth, WakeReason};
-use super::serve::{BACKLOG_NS, BACKLOG_ROW, REST, SLEPT_NS, handle, handled_at_once, refuse};
+use super::serve::{BACKLOG_NS, BACKLOG_ROW, REST, SLEPT_NS, handle, handle_at_once, refuse};
 use super::signal;
 use crate::session::SessionShared;
 use crate::transport::dev::PortChannel;
@@ -94,14 +94,14 @@ impl SessionRings {
         })
     }
 
-    fn handed(&self) -> MutexGuard<'_, VecDeque<UringEntry>> {
+    fn lock_handed(&self) -> MutexGuard<'_, VecDeque<UringEntry>> {
         self.handed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Drops the requests that no thread will handle.
     pub(crate) fn close(&self) {
         self.answers.close();
-        self.handed().clear();
+        self.lock_handed().clear();
     }
 }
 
@@ -134,7 +134,7 @@ fn spawn(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()
     let own = Arc::clone(shared);
     let started = shared.spawn("defuse-ring", move || run(&own, qid, ready));
     if started.is_err() {
-        shared.pool.spawn_failed();
+        shared.pool.record_spawn_failure();
     }
     started
 }
@@ -183,7 +183,7 @@ pub(crate) fn tick(shared: &Arc<SessionShared>, rings: &SessionRings) {
             nudge(shared, rings, qid);
         }
     }
-    if !rings.handed().is_empty() {
+    if !rings.lock_handed().is_empty() {
         shared.add_worker();
     }
 }
@@ -202,11 +202,11 @@ fn run(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()>>
     });
     let answers = Arc::clone(&rings.answers);
     let made = UringChannel::new(&rings.device, qid as u16, rings.payload, answers, nudge);
-    let (channel, slot) = match (made, shared.slots.claim(signal::this_thread())) {
+    let (channel, slot) = match (made, shared.slots.claim(signal::own_thread_id())) {
         (Ok(channel), Some(slot)) => (channel, slot),
         (made, _) => {
             let errno = made.err().unwrap_or(Errno::EAGAIN);
-            shared.pool.spawn_failed();
+            shared.pool.record_spawn_failure();
             match ready {
                 Some(ready) => drop(ready.send(Err(errno))),
                 None => {
@@ -293,7 +293,7 @@ struct UringWorker<'a> {
 impl UringWorker<'_> {
     fn run(&mut self) {
         loop {
-            if self.shared.pool.exiting() {
+            if self.shared.pool.is_exiting() {
                 return self.shared.pool.exit();
             }
             // Polling has no benefit, because the caller runs on the same processor.
@@ -321,7 +321,7 @@ impl UringWorker<'_> {
                 return;
             }
         };
-        if handled_at_once(self.shared, &request, reply) {
+        if handle_at_once(self.shared, &request, reply) {
             self.last = clock::now();
             self.cells.record(op_of(request.opcode), started.ns_until(self.last), true);
             return;
@@ -358,7 +358,7 @@ impl UringWorker<'_> {
 /// Passes a request that the thread of deferred replies received to another worker.
 fn hand(shared: &Arc<SessionShared>, entry: UringEntry) {
     let Some(rings) = &shared.rings else { return };
-    rings.handed().push_back(entry);
+    rings.lock_handed().push_back(entry);
     shared.add_worker();
     // At the maximum number of workers, a worker that is about to park has missed the entry.
     shared.bell.ring();
@@ -366,16 +366,16 @@ fn hand(shared: &Arc<SessionShared>, entry: UringEntry) {
 
 /// A worker without a ring, which handles the requests that other threads pass to it.
 pub(crate) fn run_helper(shared: &Arc<SessionShared>) {
-    let (Some(rings), Some(slot)) = (&shared.rings, shared.slots.claim(signal::this_thread()))
+    let (Some(rings), Some(slot)) = (&shared.rings, shared.slots.claim(signal::own_thread_id()))
     else {
-        return shared.pool.spawn_failed();
+        return shared.pool.record_spawn_failure();
     };
     let cells = shared.dispatcher.recorder.cells();
     let options = shared.dispatcher.negotiated.decode_options();
     let mut exchange = UringExchange::new(Arc::clone(&rings.answers));
     shared.pool.arrive();
     loop {
-        let next = rings.handed().pop_front();
+        let next = rings.lock_handed().pop_front();
         let Some(entry) = next else {
             match shared.pool.rest(REST) {
                 WakeReason::Work => continue,
@@ -387,7 +387,7 @@ pub(crate) fn run_helper(shared: &Arc<SessionShared>) {
         exchange.begin(entry);
         let (message, reply) = exchange.parts();
         match message.parse(&options) {
-            Ok(request) if handled_at_once(shared, &request, reply) => {}
+            Ok(request) if handle_at_once(shared, &request, reply) => {}
             Ok(request) => drop(handle(shared, &request, reply, slot, &cells, started)),
             Err(error) => refuse(&error, reply),
         }
@@ -401,12 +401,12 @@ pub(crate) fn run_helper(shared: &Arc<SessionShared>) {
 
 /// Reads the requests that do not come over rings, FORGET and INTERRUPT, until the session ends.
 fn read_device(shared: &Arc<SessionShared>) {
-    let Some(slot) = shared.slots.claim(signal::this_thread()) else { return };
+    let Some(slot) = shared.slots.claim(signal::own_thread_id()) else { return };
     let cells = shared.dispatcher.recorder.cells();
     let mut channel = shared.worker_channel();
     let (mut last, mut row) = (clock::now(), 0_u32);
     let options = shared.dispatcher.negotiated.decode_options();
-    while !shared.pool.exiting() {
+    while !shared.pool.is_exiting() {
         match channel.receive(false) {
             Ok(ReceiveOutcome::Request) => {
                 serve_device(shared, &mut channel, &options, slot, &cells)
@@ -437,7 +437,7 @@ fn serve_device(
     let started = clock::now();
     let (message, reply) = channel.exchange();
     match message.parse(options) {
-        Ok(request) if handled_at_once(shared, &request, reply) => {
+        Ok(request) if handle_at_once(shared, &request, reply) => {
             cells.record(op_of(request.opcode), started.elapsed_ns(), true);
         }
         // When the queues are ready, the kernel sends no other requests here.

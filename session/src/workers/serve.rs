@@ -10,7 +10,7 @@ use defuse_probe::{Op, ThreadCells};
 use super::inflight::WorkerSlot;
 use super::pool::WakeReason;
 use super::{set_aside, signal};
-use crate::dispatch::data::whole;
+use crate::dispatch::data::copy_whole;
 use crate::session::SessionShared;
 use crate::transport::dev::PortChannel;
 use crate::transport::{ReceiveOutcome, RequestMessage, RequestReply, WorkerChannel};
@@ -32,10 +32,10 @@ pub(super) const REST: Duration = Duration::from_secs(10);
 
 /// A worker's thread, until it retires or the session ends.
 pub(crate) fn run(shared: &Arc<SessionShared>, channel: PortChannel) {
-    let Some(slot) = shared.slots.claim(signal::this_thread()) else {
+    let Some(slot) = shared.slots.claim(signal::own_thread_id()) else {
         // The pool counts no more workers than there are places.
         log::error!("a worker without a place");
-        shared.pool.spawn_failed();
+        shared.pool.record_spawn_failure();
         return;
     };
     let cells = shared.dispatcher.recorder.cells();
@@ -75,7 +75,7 @@ struct PortWorker<'a> {
 impl PortWorker<'_> {
     fn run(&mut self) {
         loop {
-            if self.shared.pool.exiting() {
+            if self.shared.pool.is_exiting() {
                 return self.shared.pool.exit();
             }
             if self.shared.pool.leave_if_over() {
@@ -88,10 +88,10 @@ impl PortWorker<'_> {
                 continue;
             }
             // The kernel wakes sleeping workers in any case: polling would only race with them.
-            let spin = self.shared.pool.idle() == 1;
+            let spin = self.shared.pool.idle_workers() == 1;
             match self.channel.receive(spin) {
                 Ok(ReceiveOutcome::Request) => self.handle_received(),
-                Ok(ReceiveOutcome::Nothing) => self.woke_for_nothing(),
+                Ok(ReceiveOutcome::Nothing) => self.record_spurious_wake(),
                 Ok(ReceiveOutcome::Unmounted) => self.shared.finish(),
                 Err(errno) => {
                     log::error!("reading /dev/fuse: {errno}; the session ends");
@@ -110,9 +110,9 @@ impl PortWorker<'_> {
     }
 
     /// Woken by a signal, or by a request that another worker has taken.
-    fn woke_for_nothing(&mut self) {
+    fn record_spurious_wake(&mut self) {
         self.last = clock::now();
-        if self.shared.pool.idle() < 2 {
+        if self.shared.pool.idle_workers() < 2 {
             self.surplus_since = None;
         } else {
             self.surplus_since.get_or_insert(self.last);
@@ -139,7 +139,7 @@ impl PortWorker<'_> {
             self.shared.bell.ring();
             self.shared.hand_over(request.opcode);
         }
-        if handled_at_once(self.shared, &request, reply) {
+        if handle_at_once(self.shared, &request, reply) {
             let ended = clock::now();
             self.cells.record(op_of(request.opcode), started.ns_until(ended), true);
             self.last = ended;
@@ -158,20 +158,20 @@ impl PortWorker<'_> {
         }
         if self.shared.has_to_wait(&request) {
             let (uid, unique) = (request.uid, request.unique);
-            let bytes = copied(message, &request, reply);
+            let bytes = copy_request(message, &request, reply);
             return self.wait_for_others(uid, unique, bytes);
         }
         let domain = self.shared.dispatcher.failure_domain(&request);
         if let Some(domain) = domain
             && !self.shared.bulkhead.enter(domain, self.shared.pool.max())
         {
-            let (unique, bytes) = (request.unique, copied(message, &request, reply));
+            let (unique, bytes) = (request.unique, copy_request(message, &request, reply));
             return self.hold_back(domain, unique, bytes);
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.slept = started.ns_until(self.last) > SLEPT_NS;
         if matches!(request.body, RequestBody::Ioctl { .. }) {
-            self.shared.dispatcher.answered();
+            self.shared.dispatcher.finish_ioctl();
         }
         self.leave(domain);
         self.go_on();
@@ -183,7 +183,9 @@ impl PortWorker<'_> {
         let port = self.channel.reply_port();
         match bytes {
             Err(errno) => drop(self.channel.reply_through(&port, unique).send_errno(errno.raw())),
-            Ok(bytes) => self.shared.wait_for_others(uid, self.shared.aside(unique, bytes, port)),
+            Ok(bytes) => {
+                self.shared.wait_for_others(uid, self.shared.set_aside(unique, bytes, port))
+            }
         }
         // Another call of the user may have ended meanwhile.
         self.go_on();
@@ -205,7 +207,7 @@ impl PortWorker<'_> {
         match bytes {
             Err(errno) => drop(self.channel.reply_through(&port, unique).send_errno(errno.raw())),
             Ok(bytes) => {
-                self.enter_or_wait(domain, self.shared.aside(unique, bytes, port));
+                self.enter_or_wait(domain, self.shared.set_aside(unique, bytes, port));
             }
         }
         self.last = clock::now();
@@ -220,7 +222,7 @@ impl PortWorker<'_> {
                 self.leave(Some(domain));
             }
             // Either this sees the interrupt, or `SessionShared::interrupt` sees the request that waits.
-            None if shared.slots.was_early(unique) => drop(shared.interrupt_held_back(unique)),
+            None if shared.slots.is_early(unique) => drop(shared.interrupt_held_back(unique)),
             None => {}
         }
     }
@@ -283,7 +285,7 @@ impl PortWorker<'_> {
         }
         // With one caller at a time, a worker that polls for requests is enough, and every other sleeping worker
         // would be woken for nothing.
-        let one_is_enough = self.channel.spins()
+        let one_is_enough = self.channel.should_poll()
             && !self.slept
             && self.shared.since_backlog_ns(self.last) > SURPLUS_NS;
         let patience = if one_is_enough { 0 } else { SURPLUS_NS };
@@ -307,7 +309,7 @@ fn begin_adaptive(
     *backlog = if had_waited { *backlog + 1 } else { 0 };
     if *backlog >= BACKLOG_ROW {
         *backlog = 0;
-        shared.saw_backlog(started);
+        shared.record_backlog(started);
         if shared.pool.backlog_may_grow() {
             shared.add_worker();
         }
@@ -348,7 +350,7 @@ pub(super) fn refuse(error: &DecodeError, reply: &mut dyn RequestReply) {
 
 /// Handles FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY. They are short and never wait, and no caller waits for
 /// them, so they are no reason for another worker.
-pub(super) fn handled_at_once(
+pub(super) fn handle_at_once(
     shared: &SessionShared,
     request: &DecodedRequest<'_>,
     reply: &mut dyn RequestReply,
@@ -377,13 +379,13 @@ pub(crate) fn set_aside_or_handle(shared: &SessionShared, channel: &mut PortChan
         Ok(request) => request,
         Err(error) => return refuse(&error, reply),
     };
-    if handled_at_once(shared, &request, reply) {
+    if handle_at_once(shared, &request, reply) {
         return;
     }
-    match copied(message, &request, reply) {
+    match copy_request(message, &request, reply) {
         Ok(bytes) => {
             let (uid, has_to_wait) = (request.uid, shared.has_to_wait(&request));
-            let aside = shared.aside(request.unique, bytes, channel.reply_port());
+            let aside = shared.set_aside(request.unique, bytes, channel.reply_port());
             match has_to_wait {
                 true => shared.wait_for_others(uid, aside),
                 false => shared.set_aside.push(aside),
@@ -394,11 +396,11 @@ pub(crate) fn set_aside_or_handle(shared: &SessionShared, channel: &mut PortChan
 }
 
 /// A copy of a request with its data, wherever that is.
-fn copied(
+fn copy_request(
     message: RequestMessage<'_>,
     request: &DecodedRequest<'_>,
     reply: &mut dyn RequestReply,
 ) -> Result<Vec<u8>> {
     let RequestMessage::Whole(bytes) = message else { unreachable!("the device gives whole ones") };
-    whole(bytes, &request.body, reply)
+    copy_whole(bytes, &request.body, reply)
 }

@@ -40,6 +40,6 @@ pub(crate) fn wake(thread: i32) {
 }
 
 /// The kernel's id of the calling thread.
-pub(crate) fn this_thread() -> i32 {
+pub(crate) fn own_thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }

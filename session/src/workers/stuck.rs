@@ -52,7 +52,7 @@ impl StuckWorkers {
     }
 
     /// Answers interrupted requests whose callers are being killed.
-    pub(crate) fn let_go(&self, slots: &WorkerSlots) {
+    pub(crate) fn refuse_killed(&self, slots: &WorkerSlots) {
         if !self.is_kernel {
             return;
         }
@@ -67,7 +67,7 @@ impl StuckWorkers {
             // The worker may have answered meanwhile: then the kernel knows no such request.
             let sent = port.send(&[IoSlice::new(header.as_bytes())]);
             log::debug!("request {unique} of thread {caller}, which is being killed: {sent:?}");
-            slot.is_answered(unique);
+            slot.record_answer(unique);
         }
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
     let _ = bell.who.set(WatchdogThread::Own(std::thread::current()));
     let mut watch = SessionWatch::default();
     let mut untrimmed = 0;
-    while !shared.pool.exiting() {
+    while !shared.pool.is_exiting() {
         if !bell.awake.load(Ordering::SeqCst) {
             std::thread::park();
             continue;
@@ -250,7 +250,7 @@ fn help(shared: &Arc<SessionShared>) {
     let session = Arc::clone(shared);
     let started = shared.spawn("defuse-helper", move || {
         let _taken = taken;
-        while session.pool.idle() == 0 && !session.pool.exiting() {
+        while session.pool.idle_workers() == 0 && !session.pool.is_exiting() {
             session.receive_for_stuck_workers();
             std::thread::sleep(TICK);
         }
@@ -274,7 +274,7 @@ impl SessionWatch {
     /// Checks one of several sessions. False if it need not be watched any more.
     fn look(&mut self, shared: &Arc<SessionShared>) -> bool {
         let _look = shared.bell.look.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.pool.exiting() {
+        if shared.pool.is_exiting() {
             return false;
         }
         if self.tick(shared) {
@@ -289,18 +289,18 @@ impl SessionWatch {
 
     /// Checks a session. True if requests wait, and all workers that there may be are stuck.
     fn tick(&mut self, shared: &Arc<SessionShared>) -> bool {
-        let served = shared.slots.served();
+        let served = shared.slots.count_served();
         let progress = served != self.served;
         self.served = served;
         let busy = busy(shared);
         self.quiet = if busy || progress { 0 } else { self.quiet + 1 };
         let signals = shared.signals;
-        for slot in shared.slots.iter().filter(|slot| signals && slot.is_interrupted()) {
+        for slot in shared.slots.iter().filter(|slot| signals && slot.has_interrupt()) {
             signal::wake(slot.thread());
         }
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(STUCK_TICKS) {
-            shared.stuck.let_go(&shared.slots);
+            shared.stuck.refuse_killed(&shared.slots);
         }
         self.end_stretch(shared);
         if shared.pool.is_over() {
@@ -311,12 +311,12 @@ impl SessionWatch {
             return false;
         }
         if shared.set_aside.is_waiting() || shared.fair.is_waiting() {
-            match shared.pool.idle() {
+            match shared.pool.idle_workers() {
                 0 => shared.add_for_set_aside(),
                 _ => shared.call_idle_worker(),
             }
         }
-        if shared.pool.idle() > 0 {
+        if shared.pool.idle_workers() > 0 {
             self.stuck = 0;
             return false;
         }
@@ -329,7 +329,7 @@ impl SessionWatch {
         }
         self.stuck = if progress { 0 } else { self.stuck + 1 };
         let is_stuck = self.stuck > STUCK_TICKS;
-        if is_stuck && shared.stretch() {
+        if is_stuck && shared.raise_limit() {
             self.stuck = 0;
             return false;
         }
@@ -339,15 +339,15 @@ impl SessionWatch {
     /// Removes the threads that a session has beyond its maximum, after a while in which it needed none of them.
     fn end_stretch(&mut self, shared: &SessionShared) {
         let pool = &shared.pool;
-        if !pool.is_stretched() {
+        if !pool.has_extra() {
             return;
         }
-        let handling = pool.active().saturating_sub(pool.idle());
+        let handling = pool.active_workers().saturating_sub(pool.idle_workers());
         let is_calm = handling < pool.max() && !shared.fair.is_waiting();
         self.calm = if is_calm { self.calm + 1 } else { 0 };
         if self.calm > CALM_TICKS || self.quiet + 1 >= QUIET_TICKS {
             self.calm = 0;
-            pool.stretch(0);
+            pool.set_extra(0);
         }
     }
 }
@@ -355,5 +355,5 @@ impl SessionWatch {
 fn busy(shared: &SessionShared) -> bool {
     let pool = &shared.pool;
     let is_waiting = shared.set_aside.is_waiting() || shared.fair.is_waiting();
-    pool.idle() < pool.active() || is_waiting || pool.is_over()
+    pool.idle_workers() < pool.active_workers() || is_waiting || pool.is_over()
 }

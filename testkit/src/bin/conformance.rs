@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     if let [_, option, words @ ..] = arguments.as_slice()
         && option == "--exercise"
     {
-        return match exercise::inside(words) {
+        return match exercise::run_inside(words) {
             Ok(said) => {
                 print!("{said}");
                 ExitCode::SUCCESS
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if let Some(reason) = mounted::why_not() {
+    if let Some(reason) = mounted::unavailable_reason() {
         eprintln!("conformance: {reason}");
         return ExitCode::from(2);
     }
@@ -106,21 +106,22 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static StageConfig>> {
         Some(start) => config.name.starts_with(start),
         None => config.name == pattern,
     };
-    let known = |pattern: &String| pattern == "native" || all().any(|c| fits(c, pattern));
+    let known = |pattern: &String| pattern == "native" || iter_all().any(|c| fits(c, pattern));
     if let Some(pattern) = patterns.iter().find(|pattern| !known(pattern)) {
-        let names: Vec<&str> = all().map(|config| config.name).collect();
+        let names: Vec<&str> = iter_all().map(|config| config.name).collect();
         bail!("there is no configuration {pattern}, but {}", names.join(", "));
     }
     // Without GlusterFS, its configurations run only if they are named, and report what is missing.
-    let by_default = |config: &StageConfig| !config.needs_servers() || gluster::why_not().is_none();
+    let by_default =
+        |config: &StageConfig| !config.needs_servers() || gluster::unavailable_reason().is_none();
     let is_named = |config: &StageConfig| patterns.iter().any(|pattern| fits(config, pattern));
     let wanted = |config: &&StageConfig| {
         if patterns.is_empty() { by_default(config) } else { is_named(config) }
     };
-    Ok(all().filter(wanted).collect())
+    Ok(iter_all().filter(wanted).collect())
 }
 
-fn all() -> impl Iterator<Item = &'static StageConfig> {
+fn iter_all() -> impl Iterator<Item = &'static StageConfig> {
     CONFIGS.iter().chain(RUNS).chain(std::iter::once(&SERVED)).chain(VOLUMES)
 }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_testkit::gluster::{GlusterServers, HOST, VOLUMES, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, VOLUMES, unavailable_reason};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,8 +23,8 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["up"] => up().map(|()| ExitCode::SUCCESS),
-        ["down"] => down().map(|()| ExitCode::SUCCESS),
+        ["up"] => run_volumes().map(|()| ExitCode::SUCCESS),
+        ["down"] => end_volumes().map(|()| ExitCode::SUCCESS),
         ["run", program, arguments @ ..] => run(program, arguments),
         _ => {
             eprintln!("usage: gluster_volumes up|down|run COMMAND...");
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs volumes until it is interrupted.
-fn up() -> Result<()> {
+fn run_volumes() -> Result<()> {
     let mut file = state()?;
     ensure!(is_free(&file), "volumes are up already: `cargo xtask gluster down` ends them");
     let servers = start()?;
@@ -54,7 +54,7 @@ fn up() -> Result<()> {
 }
 
 /// Ends the volumes of `up`.
-fn down() -> Result<()> {
+fn end_volumes() -> Result<()> {
     let mut file = state()?;
     if is_free(&file) {
         println!("no volumes are up");
@@ -85,7 +85,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
 }
 
 fn start() -> Result<GlusterServers> {
-    match why_not() {
+    match unavailable_reason() {
         Some(reason) => bail!("{reason}: `cargo xtask test packages` names the Debian packages"),
         None => GlusterServers::start(),
     }

@@ -72,7 +72,7 @@ impl<'a> ModelDriver<'a> {
 
     /// True if both failed in the same way or the step is not compared. The caller compares the
     /// values of a success.
-    fn same<T: Debug, U: Debug>(
+    fn compare_results<T: Debug, U: Debug>(
         &self,
         real: ModelAnswer<T>,
         model: ModelAnswer<U>,
@@ -109,7 +109,7 @@ impl<'a> ModelDriver<'a> {
     }
 
     /// Counts the lookup of `entry` and compares its attributes.
-    fn looked_up(&mut self, entry: &Entry, id: ModelId) -> Result<()> {
+    fn record_lookup(&mut self, entry: &Entry, id: ModelId) -> Result<()> {
         match self.known.iter_mut().find(|known| known.ino == entry.ino) {
             Some(known) => {
                 ensure!(known.id == id, "inode {:?} stands for two", entry.ino);
@@ -121,10 +121,10 @@ impl<'a> ModelDriver<'a> {
                 self.known.push(DriverInode { ino: entry.ino, id, lookups: 1 });
             }
         }
-        self.same_attr(&entry.attr, id)
+        self.compare_attr(&entry.attr, id)
     }
 
-    fn same_attr(&self, attr: &Attr, id: ModelId) -> Result<()> {
+    fn compare_attr(&self, attr: &Attr, id: ModelId) -> Result<()> {
         let node = &self.model.nodes[id];
         let real = (attr.kind, attr.perm, attr.uid, attr.gid, attr.rdev);
         let model = (node.kind, node.perm, node.uid, node.gid, node.rdev);
@@ -143,8 +143,8 @@ impl<'a> ModelDriver<'a> {
         real: ModelAnswer<Entry>,
         model: ModelAnswer<ModelId>,
     ) -> Result<()> {
-        match self.same(real, model)? {
-            Some((entry, id)) => self.looked_up(&entry, id),
+        match self.compare_results(real, model)? {
+            Some((entry, id)) => self.record_lookup(&entry, id),
             None => Ok(()),
         }
     }
@@ -197,7 +197,7 @@ impl<'a> ModelDriver<'a> {
             ModelOp::Unlink { dir, name } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let model = self.model.unlink(id, name);
-                self.same(fs.unlink(&cx, ino, component(name)), model).map(drop)
+                self.compare_results(fs.unlink(&cx, ino, component(name)), model).map(drop)
             }
             ModelOp::Rmdir { dir, name } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
@@ -206,7 +206,7 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let model = self.model.rmdir(id, name);
-                self.same(real, model).map(drop)
+                self.compare_results(real, model).map(drop)
             }
             ModelOp::Link { node, dir, name } => {
                 let ((ino, id), (dir, parent), name) = (self.node(node), self.dir(dir), text(name));
@@ -228,7 +228,7 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let model = self.model.rename((from_id, old), (to_id, new), flags);
-                self.same(real, model).map(drop)
+                self.compare_results(real, model).map(drop)
             }
             _ => unreachable!("not a step of names"),
         }
@@ -291,7 +291,7 @@ impl<'a> ModelDriver<'a> {
                 let node =
                     ModelNode { linkable: !exclusive, ..ModelNode::new(FileKind::Regular, 0o600) };
                 let model = self.model.make_nameless(id, node);
-                self.opened_new(real, model)
+                self.record_new_open(real, model)
             }
             _ => unreachable!("not a step that makes something"),
         }
@@ -307,17 +307,17 @@ impl<'a> ModelDriver<'a> {
             Ok(_) => Err(Errno::EEXIST),
             Err(_) => self.model.make(id, name, ModelNode::new(FileKind::Regular, perm.into())),
         };
-        self.opened_new(real, model)
+        self.record_new_open(real, model)
     }
 
-    fn opened_new(
+    fn record_new_open(
         &mut self,
         real: ModelAnswer<(Entry, defuse_fs::OpenReply)>,
         model: ModelAnswer<ModelId>,
     ) -> Result<()> {
-        if let Some(((entry, opened), id)) = self.same(real, model)? {
+        if let Some(((entry, opened), id)) = self.compare_results(real, model)? {
             self.handles.push(DriverHandle { file: File { ino: entry.ino, fh: opened.fh }, id });
-            self.looked_up(&entry, id)?;
+            self.record_lookup(&entry, id)?;
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ impl<'a> ModelDriver<'a> {
             }
             ModelOp::Read { handle, offset, length } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
-                self.same_bytes(file, id, offset as usize, length.into())
+                self.compare_bytes(file, id, offset as usize, length.into())
             }
             ModelOp::Fallocate { handle, mode, offset, length } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
@@ -400,7 +400,7 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let model = self.model.fallocate(id, mode, offset as usize, length as usize);
-                self.same(real, model)?;
+                self.compare_results(real, model)?;
                 self.check_attr(file.ino, id)
             }
             ModelOp::Copy { from, to, src, dst, length } => {
@@ -432,7 +432,7 @@ impl<'a> ModelDriver<'a> {
         }
         let (src, dst) = ((from.1, at.src as usize), (to.1, at.dst as usize));
         let model = self.model.copy(src, dst, at.length.into());
-        if let Some((real, model)) = self.same(real, model)? {
+        if let Some((real, model)) = self.compare_results(real, model)? {
             ensure!(real == model as u64, "copied {real}, in the model {model}");
         }
         self.check_attr(to.0.ino, to.1)
@@ -471,7 +471,7 @@ impl<'a> ModelDriver<'a> {
         match *op {
             ModelOp::Readdir { dir } => {
                 let (ino, id) = self.dir(dir);
-                match self.same_listing(ino, id) {
+                match self.compare_listing(ino, id) {
                     // This is the result of getdents for a removed directory.
                     Err(error)
                         if self.model.nodes[id].names == 0
@@ -491,7 +491,7 @@ impl<'a> ModelDriver<'a> {
                 if self.lacks(&real) {
                     return Ok(());
                 }
-                if let Some((real, model)) = self.same(real, model)? {
+                if let Some((real, model)) = self.compare_results(real, model)? {
                     ensure!(real == *model, "another target");
                 }
                 Ok(())
@@ -518,8 +518,8 @@ impl<'a> ModelDriver<'a> {
                 }
                 let set = SetAttr { size: Some(size.into()), ..SetAttr::default() };
                 let model = self.model.set_size(id, size as usize);
-                match self.same(fs.setattr(&cx, ino, None, &set), model)? {
-                    Some((attr, ())) => self.same_attr(&attr, id),
+                match self.compare_results(fs.setattr(&cx, ino, None, &set), model)? {
+                    Some((attr, ())) => self.compare_attr(&attr, id),
                     None => Ok(()),
                 }
             }
@@ -540,7 +540,7 @@ impl<'a> ModelDriver<'a> {
         }
         apply(&mut self.model.nodes[id]);
         let attr = self.fs.setattr(&self.cx, ino, None, set)?;
-        self.same_attr(&attr, id)
+        self.compare_attr(&attr, id)
     }
 
     fn step_xattrs(&mut self, op: &ModelOp) -> Result<()> {
@@ -571,7 +571,7 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let model = self.model.set_xattr(id, name, &value, flags);
-                self.same(real, model).map(drop)
+                self.compare_results(real, model).map(drop)
             }
             ModelOp::GetXattr { .. } => {
                 let real = fs.getxattr(&cx, ino, key, 256);
@@ -579,7 +579,7 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let model = self.model.nodes[id].xattrs.get(name).ok_or(Errno::ENODATA);
-                if let Some((real, model)) = self.same(real, model)? {
+                if let Some((real, model)) = self.compare_results(real, model)? {
                     ensure!(real == Xattr::Value(model.clone()), "another value");
                 }
                 Ok(())
@@ -590,22 +590,22 @@ impl<'a> ModelDriver<'a> {
                     return Ok(());
                 }
                 let old = self.model.nodes[id].xattrs.remove(name);
-                self.same(real, old.ok_or(Errno::ENODATA)).map(drop)
+                self.compare_results(real, old.ok_or(Errno::ENODATA)).map(drop)
             }
         }
     }
 
     fn check_attr(&self, ino: Ino, id: ModelId) -> Result<()> {
-        self.same_attr(&self.fs.getattr(&self.cx, ino, None)?, id)
+        self.compare_attr(&self.fs.getattr(&self.cx, ino, None)?, id)
     }
 
-    fn same_bytes(&self, file: File, id: ModelId, offset: usize, len: usize) -> Result<()> {
+    fn compare_bytes(&self, file: File, id: ModelId, offset: usize, len: usize) -> Result<()> {
         let mut memory = vec![0xee; len];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, len);
         let args = ReadArgs { offset: offset as u64, ..ReadArgs::default() };
         self.fs.read(&self.cx, file, args, &mut out)?;
-        let filled = out.filled();
+        let filled = out.filled_len();
         let (real, model) = (&memory[..filled], self.model.read(id, offset, len));
         ensure!(filled == model.len(), "read {filled} bytes, in the model {}", model.len());
         let differ = real.iter().zip(model).position(|(real, model)| real != model);
@@ -615,7 +615,7 @@ impl<'a> ModelDriver<'a> {
         }
     }
 
-    fn same_listing(&self, ino: Ino, id: ModelId) -> Result<()> {
+    fn compare_listing(&self, ino: Ino, id: ModelId) -> Result<()> {
         let opened = self.fs.opendir(&self.cx, ino, OpenFlags::default())?;
         let dir = File { ino, fh: opened.fh };
         let mut listing = ModelListing::default();
@@ -644,7 +644,7 @@ impl<'a> ModelDriver<'a> {
     fn finish(mut self) -> Result<()> {
         for handle in &self.handles {
             let size = self.model.nodes[handle.id].bytes.len();
-            self.same_bytes(handle.file, handle.id, 0, size + 1)?;
+            self.compare_bytes(handle.file, handle.id, 0, size + 1)?;
             self.check_attr(handle.file.ino, handle.id)?;
             self.close(handle)?;
         }
@@ -655,14 +655,14 @@ impl<'a> ModelDriver<'a> {
         // All lookups are kept until the end, because only they keep inode numbers constant.
         let mut seen = BTreeMap::new();
         let mut looked_up = Vec::new();
-        let same = self.same_tree(Ino::ROOT, ROOT, &mut seen, &mut looked_up);
+        let same = self.compare_tree(Ino::ROOT, ROOT, &mut seen, &mut looked_up);
         for ino in looked_up {
             self.fs.forget(ino, 1);
         }
         same
     }
 
-    fn same_tree(
+    fn compare_tree(
         &self,
         ino: Ino,
         id: ModelId,
@@ -672,16 +672,16 @@ impl<'a> ModelDriver<'a> {
         ensure!(*seen.entry(id).or_insert(ino) == ino, "one inode has two numbers");
         let node = &self.model.nodes[id];
         self.check_attr(ino, id)?;
-        self.same_xattrs(ino, node)?;
+        self.compare_xattrs(ino, node)?;
         match node.kind {
-            FileKind::Directory => self.same_listing(ino, id)?,
+            FileKind::Directory => self.compare_listing(ino, id)?,
             FileKind::Symlink => {
                 ensure!(self.fs.readlink(&self.cx, ino)? == node.bytes, "another target");
             }
             FileKind::Regular => {
                 let opened = self.fs.open(&self.cx, ino, OpenArgs::default())?;
                 let file = File { ino, fh: opened.fh };
-                self.same_bytes(file, id, 0, node.bytes.len() + 1)?;
+                self.compare_bytes(file, id, 0, node.bytes.len() + 1)?;
                 self.close(&DriverHandle { file, id })?;
             }
             _ => {}
@@ -690,12 +690,12 @@ impl<'a> ModelDriver<'a> {
             let show = || String::from_utf8_lossy(name).into_owned();
             let entry = self.fs.lookup(&self.cx, ino, component(name)).with_context(show)?;
             looked_up.push(entry.ino);
-            self.same_tree(entry.ino, child, seen, looked_up).with_context(show)?;
+            self.compare_tree(entry.ino, child, seen, looked_up).with_context(show)?;
         }
         Ok(())
     }
 
-    fn same_xattrs(&self, ino: Ino, node: &ModelNode) -> Result<()> {
+    fn compare_xattrs(&self, ino: Ino, node: &ModelNode) -> Result<()> {
         for (name, value) in &node.xattrs {
             let real = self.fs.getxattr(&self.cx, ino, XattrName::new(name)?, 256)?;
             ensure!(real == Xattr::Value(value.clone()), "another value of an attribute");

@@ -30,7 +30,7 @@ pub(crate) use program::root;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The reason why mounting is not possible here; `None` if it is.
-pub fn why_not() -> Option<&'static str> {
+pub fn unavailable_reason() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root may mount for other users");
     }
@@ -84,11 +84,11 @@ impl ServedMount {
     /// The error contains the log of the program.
     pub fn new(source: &OsStr, place: &Path, args: &[&str]) -> Result<ServedMount> {
         let mut command = Command::new(program()?);
-        ServedMount::by(&mut command, source, place, args)
+        ServedMount::mount_by(&mut command, source, place, args)
     }
 
     /// Mounts like [`ServedMount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
-    pub fn under(
+    pub fn mount_under(
         prefix: &[&str],
         source: &OsStr,
         place: &Path,
@@ -96,10 +96,10 @@ impl ServedMount {
     ) -> Result<ServedMount> {
         let mut command = Command::new(prefix[0]);
         command.args(&prefix[1..]).arg(program()?);
-        ServedMount::by(&mut command, source, place, args)
+        ServedMount::mount_by(&mut command, source, place, args)
     }
 
-    fn by(
+    fn mount_by(
         command: &mut Command,
         source: &OsStr,
         place: &Path,

@@ -11,7 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, SkipReason, fails, mode, read_at, write_all};
+use super::dir::{CaseDir, SkipReason, expect_error, mode, read_at, write_all};
 
 case_table! { "attributes";
     chmod_sets_all_twelve_bits,
@@ -57,7 +57,7 @@ fn atime(stat: &Stat) -> TimePair {
     (stat.st_atime, stat.st_atime_nsec as i64)
 }
 
-fn at(secs: i64, nanos: i64) -> Timespec {
+fn make_time(secs: i64, nanos: i64) -> Timespec {
     Timespec { tv_sec: secs, tv_nsec: nanos as _ }
 }
 
@@ -85,7 +85,7 @@ fn chmod_follows_a_symbolic_link(dir: &CaseDir) -> Result<()> {
     dir.symlink("a", "l")?;
     dir.chmod("l", 0o611)?;
     ensure!(dir.perm("a")? == 0o611 && dir.perm("l")? == 0o777);
-    fails(dir.chmod("b", 0o600), Errno::NOENT)
+    expect_error(dir.chmod("b", 0o600), Errno::NOENT)
 }
 
 fn chown_sets_owner_and_group_or_one_of_them(dir: &CaseDir) -> Result<()> {
@@ -116,7 +116,7 @@ fn utimens_sets_times_before_and_after_1970(dir: &CaseDir) -> Result<()> {
     dir.symlink("a", "l")?;
     let original = mtime(&dir.stat("a")?);
     for (atime_secs, mtime_secs) in [(0, 1), (-1, -1000), (1 << 31, (1 << 31) + 5), (1, 0)] {
-        dir.utimens("l", at(atime_secs, 0), at(mtime_secs, 0))?;
+        dir.utimens("l", make_time(atime_secs, 0), make_time(mtime_secs, 0))?;
         let stat = dir.stat("l")?;
         ensure!(atime(&stat) == (atime_secs, 0) && mtime(&stat) == (mtime_secs, 0), "{stat:?}");
     }
@@ -126,7 +126,7 @@ fn utimens_sets_times_before_and_after_1970(dir: &CaseDir) -> Result<()> {
 
 fn utimens_keeps_nanoseconds(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    dir.utimens("a", at(5, 123_456_789), at(-5, 999_999_999))?;
+    dir.utimens("a", make_time(5, 123_456_789), make_time(-5, 999_999_999))?;
     let stat = dir.stat("a")?;
     ensure!(atime(&stat) == (5, 123_456_789) && mtime(&stat) == (-5, 999_999_999));
     Ok(())
@@ -134,22 +134,22 @@ fn utimens_keeps_nanoseconds(dir: &CaseDir) -> Result<()> {
 
 fn utimens_now_and_omit(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    dir.utimens("a", at(1, 0), at(2, 0))?;
+    dir.utimens("a", make_time(1, 0), make_time(2, 0))?;
     let before = dir.stat("a")?;
     tick();
-    dir.utimens("a", at(0, UTIME_OMIT), at(0, UTIME_NOW))?;
+    dir.utimens("a", make_time(0, UTIME_OMIT), make_time(0, UTIME_NOW))?;
     let after = dir.stat("a")?;
     ensure!(atime(&after) == (1, 0) && after.st_mtime > 1_000_000_000);
     ensure!(ctime(&after) > ctime(&before));
-    dir.utimens("a", at(7, 0), at(0, UTIME_OMIT))?;
+    dir.utimens("a", make_time(7, 0), make_time(0, UTIME_OMIT))?;
     ensure!(atime(&dir.stat("a")?) == (7, 0) && mtime(&dir.stat("a")?) == mtime(&after));
     Ok(())
 }
 
 fn utimens_refuses_bad_nanoseconds(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(dir.utimens("a", at(0, 1_000_000_000), at(0, 0)), Errno::INVAL)?;
-    fails(dir.utimens("a", at(0, 0), at(0, -1)), Errno::INVAL)
+    expect_error(dir.utimens("a", make_time(0, 1_000_000_000), make_time(0, 0)), Errno::INVAL)?;
+    expect_error(dir.utimens("a", make_time(0, 0), make_time(0, -1)), Errno::INVAL)
 }
 
 fn writing_moves_modification_and_change_time(dir: &CaseDir) -> Result<()> {
@@ -234,7 +234,7 @@ fn statx_reports_the_birth_time(dir: &CaseDir) -> Result<()> {
     }
     tick();
     dir.chmod("a", 0o600)?;
-    dir.utimens("a", at(1, 0), at(1, 0))?;
+    dir.utimens("a", make_time(1, 0), make_time(1, 0))?;
     let later = statx(dir.fd(), "a", AtFlags::SYMLINK_NOFOLLOW, flags)?;
     let birth = |stat: &rustix::fs::Statx| (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
     ensure!(birth(&born) == birth(&later) && born.stx_btime.tv_sec > 1_000_000_000);

@@ -50,7 +50,7 @@ impl HasErrno for std::io::Error {
 }
 
 /// Succeeds if `result` is the error `wanted`.
-pub(super) fn fails<T, E: HasErrno + fmt::Debug>(
+pub(super) fn expect_error<T, E: HasErrno + fmt::Debug>(
     result: std::result::Result<T, E>,
     wanted: io::Errno,
 ) -> Result<()> {
@@ -62,7 +62,7 @@ pub(super) fn fails<T, E: HasErrno + fmt::Debug>(
 }
 
 /// Converts an error that means "not supported" to a [`SkipReason`] for `what`.
-pub(super) fn supported<T>(result: io::Result<T>, what: &str) -> Result<T> {
+pub(super) fn skip_unsupported<T>(result: io::Result<T>, what: &str) -> Result<T> {
     match result {
         Err(io::Errno::OPNOTSUPP | io::Errno::NOSYS) => {
             Err(SkipReason(format!("no {what} here")).into())
@@ -125,7 +125,7 @@ impl CaseDir {
     }
 
     /// Succeeds if `name` can be opened.
-    pub(super) fn opens(&self, name: &str, flags: OFlags) -> Result<()> {
+    pub(super) fn expect_open(&self, name: &str, flags: OFlags) -> Result<()> {
         Ok(self.open(name, flags).map(drop)?)
     }
 

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, fails};
+use super::dir::{CaseDir, expect_error};
 use super::sys::{FcntlLockType, ForkedChild, LockCommand, interrupt_after, lock, test_lock};
 
 case_table! { "locks";
@@ -36,7 +36,7 @@ case_table! { "locks";
 const RDWR: OFlags = OFlags::RDWR;
 
 /// The errno of `run` in another process, 0 for success.
-fn elsewhere(run: impl FnOnce() -> std::io::Result<()>) -> Result<i32> {
+fn run_elsewhere(run: impl FnOnce() -> std::io::Result<()>) -> Result<i32> {
     let status = |result: std::io::Result<()>| match result {
         Ok(()) => 0,
         Err(error) => error.raw_os_error().map_or(254, |errno| errno as u8),
@@ -57,10 +57,10 @@ fn write_lock(fd: &OwnedFd, start: i64, len: i64) -> std::io::Result<()> {
 fn a_record_lock_of_another_process_conflicts(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     write_lock(&fd, 0, 10)?;
-    ensure!(elsewhere(|| write_lock(&fd, 5, 1))? == AGAIN);
-    ensure!(elsewhere(|| write_lock(&fd, 10, 1))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 5, 1))? == AGAIN);
+    ensure!(run_elsewhere(|| write_lock(&fd, 10, 1))? == 0);
     lock(&fd, LockCommand::Set, FcntlLockType::Unlock, 0, 0)?;
-    ensure!(elsewhere(|| write_lock(&fd, 5, 1))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 5, 1))? == 0);
     Ok(())
 }
 
@@ -76,8 +76,8 @@ fn record_locks_of_one_process_never_conflict(dir: &CaseDir) -> Result<()> {
 fn read_locks_share_and_write_locks_do_not(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     lock(&fd, LockCommand::Set, FcntlLockType::Read, 0, 0)?;
-    ensure!(elsewhere(|| lock(&fd, LockCommand::Set, FcntlLockType::Read, 3, 3))? == 0);
-    ensure!(elsewhere(|| write_lock(&fd, 1 << 40, 1))? == AGAIN);
+    ensure!(run_elsewhere(|| lock(&fd, LockCommand::Set, FcntlLockType::Read, 3, 3))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 1 << 40, 1))? == AGAIN);
     Ok(())
 }
 
@@ -89,7 +89,7 @@ fn getlk_names_range_and_holder(dir: &CaseDir) -> Result<()> {
         Some((100, 50, pid)) if pid == me => Ok(()),
         _ => Err(Errno::PROTO.into()),
     };
-    ensure!(elsewhere(seen)? == 0);
+    ensure!(run_elsewhere(seen)? == 0);
     ensure!(test_lock(&fd, FcntlLockType::Write, 0, 0)?.is_none(), "one's own lock conflicts");
     Ok(())
 }
@@ -100,9 +100,9 @@ fn ranges_split_when_their_middle_is_unlocked(dir: &CaseDir) -> Result<()> {
     lock(&fd, LockCommand::Set, FcntlLockType::Unlock, 40, 20)?;
     lock(&fd, LockCommand::Set, FcntlLockType::Read, 80, 10)?;
     for (start, wanted) in [(39, AGAIN), (40, 0), (59, 0), (60, AGAIN), (85, AGAIN), (100, 0)] {
-        ensure!(elsewhere(|| write_lock(&fd, start, 1))? == wanted, "at {start}");
+        ensure!(run_elsewhere(|| write_lock(&fd, start, 1))? == wanted, "at {start}");
     }
-    ensure!(elsewhere(|| lock(&fd, LockCommand::Set, FcntlLockType::Read, 85, 1))? == 0);
+    ensure!(run_elsewhere(|| lock(&fd, LockCommand::Set, FcntlLockType::Read, 85, 1))? == 0);
     Ok(())
 }
 
@@ -110,13 +110,13 @@ fn closing_any_descriptor_drops_the_locks_of_the_process(dir: &CaseDir) -> Resul
     let fd = dir.file("a", b"")?;
     write_lock(&fd, 0, 0)?;
     drop(dir.open("a", OFlags::RDONLY)?);
-    ensure!(elsewhere(|| write_lock(&fd, 0, 1))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 0, 1))? == 0);
     Ok(())
 }
 
 fn the_end_of_a_process_drops_its_locks(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
-    ensure!(elsewhere(|| write_lock(&fd, 0, 0))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 0, 0))? == 0);
     // The last close of a process may complete shortly after its exit.
     for _ in 0..50 {
         if write_lock(&fd, 0, 0).is_ok() {
@@ -147,10 +147,10 @@ fn a_wait_is_ended_by_a_signal(dir: &CaseDir) -> Result<()> {
         interrupt_after(100);
         lock(&fd, LockCommand::SetWait, FcntlLockType::Write, 0, 0)
     };
-    ensure!(elsewhere(wait)? == Errno::INTR.raw_os_error());
+    ensure!(run_elsewhere(wait)? == Errno::INTR.raw_os_error());
     // No part of the wait remains.
     lock(&fd, LockCommand::Set, FcntlLockType::Unlock, 0, 0)?;
-    ensure!(elsewhere(|| write_lock(&fd, 0, 0))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 0, 0))? == 0);
     Ok(())
 }
 
@@ -167,7 +167,7 @@ fn a_cycle_of_waits_gives_edeadlk(dir: &CaseDir) -> Result<()> {
     let circle = lock(&fd, LockCommand::SetWait, FcntlLockType::Write, 1, 1);
     lock(&fd, LockCommand::Set, FcntlLockType::Unlock, 0, 0)?;
     ensure!(child.wait()? == 0, "the other one did not get its lock");
-    fails(circle, Errno::DEADLK)
+    expect_error(circle, Errno::DEADLK)
 }
 
 /// A lock of an open file (`F_OFD_SETLK`).
@@ -178,10 +178,10 @@ fn ofd_lock(fd: &OwnedFd, kind: FcntlLockType, start: i64) -> std::io::Result<()
 fn locks_of_open_files_conflict_within_a_process(dir: &CaseDir) -> Result<()> {
     let (one, two) = (dir.file("a", b"")?, dir.open("a", RDWR)?);
     ofd_lock(&one, FcntlLockType::Write, 0)?;
-    fails(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
+    expect_error(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
     ofd_lock(&two, FcntlLockType::Write, 10)?;
     drop(dir.open("a", OFlags::RDONLY)?);
-    fails(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
+    expect_error(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
     ofd_lock(&one, FcntlLockType::Unlock, 0)?;
     Ok(ofd_lock(&two, FcntlLockType::Read, 5)?)
 }
@@ -193,7 +193,7 @@ fn the_lock_of_an_open_file_is_dropped_with_its_last_descriptor(dir: &CaseDir) -
     let again = rustix::io::dup(&one)?;
     ofd_lock(&one, FcntlLockType::Write, 0)?;
     drop(one);
-    fails(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
+    expect_error(ofd_lock(&two, FcntlLockType::Read, 5), Errno::AGAIN)?;
     drop(again);
     for _ in 0..20 {
         if ofd_lock(&two, FcntlLockType::Read, 5).is_ok() {
@@ -209,7 +209,7 @@ fn flock_conflicts_between_open_files(dir: &CaseDir) -> Result<()> {
     flock(&one, FlockOperation::LockShared)?;
     flock(&two, FlockOperation::NonBlockingLockShared)?;
     flock(&two, FlockOperation::Unlock)?;
-    fails(flock(&two, FlockOperation::NonBlockingLockExclusive), Errno::AGAIN)?;
+    expect_error(flock(&two, FlockOperation::NonBlockingLockExclusive), Errno::AGAIN)?;
     flock(&one, FlockOperation::Unlock)?;
     Ok(flock(&two, FlockOperation::NonBlockingLockExclusive)?)
 }
@@ -220,7 +220,7 @@ fn flock_is_shared_by_duplicates_and_dropped_with_the_last(dir: &CaseDir) -> Res
     flock(&one, FlockOperation::LockExclusive)?;
     flock(&again, FlockOperation::NonBlockingLockExclusive)?;
     drop(one);
-    fails(flock(&two, FlockOperation::NonBlockingLockExclusive), Errno::AGAIN)?;
+    expect_error(flock(&two, FlockOperation::NonBlockingLockExclusive), Errno::AGAIN)?;
     drop(again);
     for _ in 0..50 {
         if flock(&two, FlockOperation::NonBlockingLockExclusive).is_ok() {
@@ -235,7 +235,7 @@ fn flock_can_change_its_type(dir: &CaseDir) -> Result<()> {
     let (one, two) = (dir.file("a", b"")?, dir.open("a", RDWR)?);
     flock(&one, FlockOperation::LockShared)?;
     flock(&one, FlockOperation::NonBlockingLockExclusive)?;
-    fails(flock(&two, FlockOperation::NonBlockingLockShared), Errno::AGAIN)?;
+    expect_error(flock(&two, FlockOperation::NonBlockingLockShared), Errno::AGAIN)?;
     flock(&one, FlockOperation::LockShared)?;
     Ok(flock(&two, FlockOperation::NonBlockingLockShared)?)
 }
@@ -257,13 +257,13 @@ fn flock_waits_for_its_turn(dir: &CaseDir) -> Result<()> {
 fn flock_and_record_locks_ignore_each_other(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     flock(&fd, FlockOperation::LockExclusive)?;
-    ensure!(elsewhere(|| write_lock(&fd, 0, 0))? == 0);
+    ensure!(run_elsewhere(|| write_lock(&fd, 0, 0))? == 0);
     Ok(())
 }
 
 fn a_lock_needs_a_descriptor_that_allows_it(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(write_lock(&dir.open("a", OFlags::RDONLY)?, 0, 0), Errno::BADF)?;
+    expect_error(write_lock(&dir.open("a", OFlags::RDONLY)?, 0, 0), Errno::BADF)?;
     let writer = dir.open("a", OFlags::WRONLY)?;
-    fails(lock(&writer, LockCommand::Set, FcntlLockType::Read, 0, 0), Errno::BADF)
+    expect_error(lock(&writer, LockCommand::Set, FcntlLockType::Read, 0, 0), Errno::BADF)
 }

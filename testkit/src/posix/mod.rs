@@ -35,7 +35,7 @@ use rustix::fs::Mode;
 /// # Errors
 ///
 /// Fails with the errors of fork(2), and with an error if a signal ended the child.
-pub fn in_child(run: impl FnOnce() -> u8) -> std::io::Result<u8> {
+pub fn run_in_child(run: impl FnOnce() -> u8) -> std::io::Result<u8> {
     ForkedChild::start(run)?.wait()
 }
 
@@ -107,7 +107,7 @@ pub struct CaseReport {
 
 impl CaseReport {
     /// The names of the failed cases.
-    pub fn failed(&self) -> Vec<&'static str> {
+    pub fn failed_cases(&self) -> Vec<&'static str> {
         let failed = self.outcomes.iter().filter(|one| matches!(one.1, CaseOutcome::Failed(_)));
         failed.map(|one| one.0).collect()
     }

@@ -5,7 +5,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, fails, read_at, write_all};
+use super::dir::{CaseDir, expect_error, read_at, write_all};
 
 case_table! { "names";
     a_new_file_is_empty_and_can_be_opened_again,
@@ -49,7 +49,7 @@ fn exclusive_creation_refuses_an_existing_file(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.symlink("nowhere", "l")?;
     for name in ["a", "d", "l"] {
-        fails(dir.open(name, NEW | OFlags::EXCL), Errno::EXIST)?;
+        expect_error(dir.open(name, NEW | OFlags::EXCL), Errno::EXIST)?;
     }
     Ok(())
 }
@@ -70,41 +70,41 @@ fn truncation_at_open_empties_the_file(dir: &CaseDir) -> Result<()> {
 }
 
 fn a_missing_name_gives_enoent(dir: &CaseDir) -> Result<()> {
-    fails(dir.open("a", OFlags::RDONLY), Errno::NOENT)?;
-    fails(dir.stat("a"), Errno::NOENT)?;
-    fails(dir.unlink("a"), Errno::NOENT)?;
-    fails(dir.rmdir("a"), Errno::NOENT)?;
-    fails(dir.open("d/a", NEW), Errno::NOENT)?;
-    fails(dir.open("", OFlags::RDONLY), Errno::NOENT)
+    expect_error(dir.open("a", OFlags::RDONLY), Errno::NOENT)?;
+    expect_error(dir.stat("a"), Errno::NOENT)?;
+    expect_error(dir.unlink("a"), Errno::NOENT)?;
+    expect_error(dir.rmdir("a"), Errno::NOENT)?;
+    expect_error(dir.open("d/a", NEW), Errno::NOENT)?;
+    expect_error(dir.open("", OFlags::RDONLY), Errno::NOENT)
 }
 
 fn a_file_in_the_middle_of_a_path_gives_enotdir(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(dir.stat("a/b"), Errno::NOTDIR)?;
-    fails(dir.open("a/b", NEW), Errno::NOTDIR)?;
-    fails(dir.mkdir("a/b"), Errno::NOTDIR)?;
-    fails(dir.rmdir("a"), Errno::NOTDIR)
+    expect_error(dir.stat("a/b"), Errno::NOTDIR)?;
+    expect_error(dir.open("a/b", NEW), Errno::NOTDIR)?;
+    expect_error(dir.mkdir("a/b"), Errno::NOTDIR)?;
+    expect_error(dir.rmdir("a"), Errno::NOTDIR)
 }
 
 fn a_slash_after_a_file_gives_enotdir(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(dir.stat("a/"), Errno::NOTDIR)?;
-    fails(dir.unlink("a/"), Errno::NOTDIR)
+    expect_error(dir.stat("a/"), Errno::NOTDIR)?;
+    expect_error(dir.unlink("a/"), Errno::NOTDIR)
 }
 
 fn a_name_of_255_bytes_works_and_of_256_does_not(dir: &CaseDir) -> Result<()> {
     let (fits, long) = ("n".repeat(255), "n".repeat(256));
     dir.file(&fits, b"x")?;
     ensure!(dir.read(&fits)? == b"x" && dir.names(".")?.contains(&fits));
-    fails(dir.open(&long, NEW), Errno::NAMETOOLONG)?;
-    fails(dir.mkdir(&long), Errno::NAMETOOLONG)?;
-    fails(dir.stat(&long), Errno::NAMETOOLONG)?;
-    fails(dir.rename(&fits, &long), Errno::NAMETOOLONG)?;
-    fails(dir.symlink("x", &long), Errno::NAMETOOLONG)
+    expect_error(dir.open(&long, NEW), Errno::NAMETOOLONG)?;
+    expect_error(dir.mkdir(&long), Errno::NAMETOOLONG)?;
+    expect_error(dir.stat(&long), Errno::NAMETOOLONG)?;
+    expect_error(dir.rename(&fits, &long), Errno::NAMETOOLONG)?;
+    expect_error(dir.symlink("x", &long), Errno::NAMETOOLONG)
 }
 
 fn a_path_of_4096_bytes_gives_enametoolong(dir: &CaseDir) -> Result<()> {
-    fails(dir.stat(&"./".repeat(2048)), Errno::NAMETOOLONG)?;
+    expect_error(dir.stat(&"./".repeat(2048)), Errno::NAMETOOLONG)?;
     dir.stat(&"./".repeat(2047))?;
     Ok(())
 }
@@ -129,7 +129,7 @@ fn unlink_removes_a_file_and_refuses_a_directory(dir: &CaseDir) -> Result<()> {
     dir.unlink("a")?;
     ensure!(!dir.exists("a"));
     dir.mkdir("d")?;
-    fails(dir.unlink("d"), Errno::ISDIR)?;
+    expect_error(dir.unlink("d"), Errno::ISDIR)?;
     dir.rmdir("d")?;
     Ok(())
 }
@@ -137,7 +137,7 @@ fn unlink_removes_a_file_and_refuses_a_directory(dir: &CaseDir) -> Result<()> {
 fn rmdir_removes_an_empty_directory_only(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"")?;
-    fails(dir.rmdir("d"), Errno::NOTEMPTY)?;
+    expect_error(dir.rmdir("d"), Errno::NOTEMPTY)?;
     dir.unlink("d/a")?;
     dir.rmdir("d")?;
     ensure!(!dir.exists("d"));
@@ -146,8 +146,8 @@ fn rmdir_removes_an_empty_directory_only(dir: &CaseDir) -> Result<()> {
 
 fn rmdir_of_dot_and_dot_dot_is_refused(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
-    fails(dir.rmdir("d/."), Errno::INVAL)?;
-    fails(dir.rmdir("d/.."), Errno::NOTEMPTY)
+    expect_error(dir.rmdir("d/."), Errno::INVAL)?;
+    expect_error(dir.rmdir("d/.."), Errno::NOTEMPTY)
 }
 
 fn mkdir_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
@@ -155,7 +155,7 @@ fn mkdir_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.symlink("nowhere", "l")?;
     for name in ["a", "d", "l", "."] {
-        fails(dir.mkdir(name), Errno::EXIST)?;
+        expect_error(dir.mkdir(name), Errno::EXIST)?;
     }
     Ok(())
 }
@@ -192,7 +192,7 @@ fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &CaseDir) -
     let fd = dir.open("d", OFlags::RDONLY | OFlags::DIRECTORY)?;
     dir.rmdir("d")?;
     let made = rustix::fs::openat(&fd, "a", NEW, super::dir::mode(0o600));
-    fails(made, Errno::NOENT)?;
+    expect_error(made, Errno::NOENT)?;
     // The kernel itself returns ENOENT if it knows that the directory was removed.
     match super::dir::list(&fd) {
         Err(error) if error.downcast_ref() == Some(&Errno::NOENT) => Ok(()),
@@ -205,14 +205,14 @@ fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &CaseDir) -
 
 fn open_with_directory_refuses_a_file(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(dir.open("a", OFlags::RDONLY | OFlags::DIRECTORY), Errno::NOTDIR)
+    expect_error(dir.open("a", OFlags::RDONLY | OFlags::DIRECTORY), Errno::NOTDIR)
 }
 
 fn open_for_writing_refuses_a_directory(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
-    fails(dir.open("d", OFlags::WRONLY), Errno::ISDIR)?;
-    fails(dir.open("d", OFlags::RDWR), Errno::ISDIR)?;
-    fails(dir.open("d", OFlags::RDONLY | OFlags::CREATE), Errno::ISDIR)
+    expect_error(dir.open("d", OFlags::WRONLY), Errno::ISDIR)?;
+    expect_error(dir.open("d", OFlags::RDWR), Errno::ISDIR)?;
+    expect_error(dir.open("d", OFlags::RDONLY | OFlags::CREATE), Errno::ISDIR)
 }
 
 fn a_tree_of_depth_can_be_made_and_walked(dir: &CaseDir) -> Result<()> {

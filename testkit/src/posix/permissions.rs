@@ -5,7 +5,7 @@ use rustix::fs::{Access, AtFlags, OFlags, accessat, ftruncate};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, SkipReason, as_user, fails, mode, write_all};
+use super::dir::{CaseDir, SkipReason, as_user, expect_error, mode, write_all};
 
 case_table! { "permissions";
     the_umask_takes_bits_away,
@@ -65,20 +65,20 @@ fn owner_group_and_others_have_their_own_bits(dir: &CaseDir) -> Result<()> {
     dir.chown("a", Some(USER), Some(6000))?;
     // The first matching class decides, even if a later one grants more.
     dir.chmod("a", 0o046)?;
-    as_user(USER, 6000, &[], || fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS))?;
+    as_user(USER, 6000, &[], || expect_error(dir.open("a", OFlags::RDONLY), Errno::ACCESS))?;
     as_user(OTHER, 6000, &[], || {
         dir.open("a", OFlags::RDONLY)?;
-        fails(dir.open("a", OFlags::RDWR), Errno::ACCESS)
+        expect_error(dir.open("a", OFlags::RDWR), Errno::ACCESS)
     })?;
-    as_user(OTHER, 6001, &[], || dir.opens("a", OFlags::RDWR))
+    as_user(OTHER, 6001, &[], || dir.expect_open("a", OFlags::RDWR))
 }
 
 fn supplementary_groups_count(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(0), Some(6000))?;
     dir.chmod("a", 0o640)?;
-    as_user(USER, USER, &[7000, 6000], || dir.opens("a", OFlags::RDONLY))?;
-    as_user(USER, USER, &[7000], || fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS))
+    as_user(USER, USER, &[7000, 6000], || dir.expect_open("a", OFlags::RDONLY))?;
+    as_user(USER, USER, &[7000], || expect_error(dir.open("a", OFlags::RDONLY), Errno::ACCESS))
 }
 
 fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &CaseDir) -> Result<()> {
@@ -87,13 +87,13 @@ fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &CaseDir) -
     dir.chmod("d", 0o744)?;
     as_user(USER, USER, &[], || {
         dir.names("d")?;
-        fails(dir.stat("d/a"), Errno::ACCESS)?;
-        fails(dir.open("d/a", OFlags::RDONLY), Errno::ACCESS)
+        expect_error(dir.stat("d/a"), Errno::ACCESS)?;
+        expect_error(dir.open("d/a", OFlags::RDONLY), Errno::ACCESS)
     })?;
     dir.chmod("d", 0o711)?;
     as_user(USER, USER, &[], || {
         dir.stat("d/a")?;
-        fails(dir.open("d", OFlags::RDONLY), Errno::ACCESS)
+        expect_error(dir.open("d", OFlags::RDONLY), Errno::ACCESS)
     })
 }
 
@@ -103,12 +103,12 @@ fn creating_and_removing_names_needs_write_permission(dir: &CaseDir) -> Result<(
     dir.mkdir("d/s")?;
     dir.file("mine", b"")?;
     as_user(USER, USER, &[], || {
-        fails(dir.open("d/b", NEW), Errno::ACCESS)?;
-        fails(dir.mkdir("d/e"), Errno::ACCESS)?;
-        fails(dir.unlink("d/a"), Errno::ACCESS)?;
-        fails(dir.rmdir("d/s"), Errno::ACCESS)?;
-        fails(dir.rename("d/a", "b"), Errno::ACCESS)?;
-        fails(dir.symlink("x", "d/l"), Errno::ACCESS)
+        expect_error(dir.open("d/b", NEW), Errno::ACCESS)?;
+        expect_error(dir.mkdir("d/e"), Errno::ACCESS)?;
+        expect_error(dir.unlink("d/a"), Errno::ACCESS)?;
+        expect_error(dir.rmdir("d/s"), Errno::ACCESS)?;
+        expect_error(dir.rename("d/a", "b"), Errno::ACCESS)?;
+        expect_error(dir.symlink("x", "d/l"), Errno::ACCESS)
     })
 }
 
@@ -116,7 +116,7 @@ fn only_the_owner_changes_the_mode(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || Ok(dir.chmod("a", 0o600)?))?;
-    as_user(OTHER, USER, &[], || fails(dir.chmod("a", 0o666), Errno::PERM))?;
+    as_user(OTHER, USER, &[], || expect_error(dir.chmod("a", 0o666), Errno::PERM))?;
     ensure!(dir.perm("a")? == 0o600);
     Ok(())
 }
@@ -125,8 +125,8 @@ fn only_root_may_change_the_owner(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || {
-        fails(dir.chown("a", Some(OTHER), None), Errno::PERM)?;
-        fails(dir.chown("a", None, Some(OTHER)), Errno::PERM)
+        expect_error(dir.chown("a", Some(OTHER), None), Errno::PERM)?;
+        expect_error(dir.chown("a", None, Some(OTHER)), Errno::PERM)
     })
 }
 
@@ -146,10 +146,10 @@ fn set_times_needs_owner_or_write(dir: &CaseDir) -> Result<()> {
     dir.chmod("a", 0o666)?;
     as_user(USER, USER, &[], || {
         dir.utimens("a", now, now)?;
-        fails(dir.utimens("a", then, then), Errno::PERM)
+        expect_error(dir.utimens("a", then, then), Errno::PERM)
     })?;
     dir.chmod("a", 0o644)?;
-    as_user(USER, USER, &[], || fails(dir.utimens("a", now, now), Errno::ACCESS))
+    as_user(USER, USER, &[], || expect_error(dir.utimens("a", now, now), Errno::ACCESS))
 }
 
 fn a_sticky_directory_protects_names_of_others(dir: &CaseDir) -> Result<()> {
@@ -160,11 +160,11 @@ fn a_sticky_directory_protects_names_of_others(dir: &CaseDir) -> Result<()> {
         Ok(dir.mkdir("d/s")?)
     })?;
     as_user(OTHER, OTHER, &[], || {
-        fails(dir.unlink("d/a"), Errno::PERM)?;
-        fails(dir.rmdir("d/s"), Errno::PERM)?;
-        fails(dir.rename("d/a", "d/b"), Errno::PERM)?;
+        expect_error(dir.unlink("d/a"), Errno::PERM)?;
+        expect_error(dir.rmdir("d/s"), Errno::PERM)?;
+        expect_error(dir.rename("d/a", "d/b"), Errno::PERM)?;
         dir.open("d/c", NEW)?;
-        fails(dir.rename("d/c", "d/a"), Errno::PERM)?;
+        expect_error(dir.rename("d/c", "d/a"), Errno::PERM)?;
         Ok(dir.unlink("d/c")?)
     })?;
     as_user(USER, USER, &[], || Ok(dir.unlink("d/a")?))
@@ -239,7 +239,7 @@ fn truncating_by_another_clears_set_user_id(dir: &CaseDir) -> Result<()> {
     as_user(OTHER, OTHER, &[], || Ok(ftruncate(dir.open("a", OFlags::RDWR)?, 1)?))?;
     ensure!(dir.perm("a")? == 0o777, "{:o} after ftruncate", dir.perm("a")?);
     dir.chmod("a", 0o6777)?;
-    as_user(OTHER, OTHER, &[], || dir.opens("a", OFlags::RDWR | OFlags::TRUNC))?;
+    as_user(OTHER, OTHER, &[], || dir.expect_open("a", OFlags::RDWR | OFlags::TRUNC))?;
     ensure!(dir.perm("a")? == 0o777, "{:o} after O_TRUNC", dir.perm("a")?);
     Ok(())
 }
@@ -276,8 +276,8 @@ fn access_checks_the_real_user(dir: &CaseDir) -> Result<()> {
     as_user(USER, USER, &[], || {
         may(Access::EXISTS)?;
         may(Access::READ_OK)?;
-        fails(may(Access::WRITE_OK), Errno::ACCESS)?;
-        fails(may(Access::EXEC_OK), Errno::ACCESS)
+        expect_error(may(Access::WRITE_OK), Errno::ACCESS)?;
+        expect_error(may(Access::EXEC_OK), Errno::ACCESS)
     })
 }
 
@@ -288,7 +288,7 @@ fn root_may_do_everything_except_execute_files_without_execute_bits(dir: &CaseDi
     dir.open("a", OFlags::RDWR)?;
     let may = |access| accessat(dir.fd(), "a", access, AtFlags::empty());
     may(Access::READ_OK | Access::WRITE_OK)?;
-    fails(may(Access::EXEC_OK), Errno::ACCESS)?;
+    expect_error(may(Access::EXEC_OK), Errno::ACCESS)?;
     dir.chmod("a", 0o001)?;
     Ok(may(Access::EXEC_OK)?)
 }
@@ -301,7 +301,7 @@ fn an_open_file_outlives_its_permissions(dir: &CaseDir) -> Result<()> {
         dir.chmod("a", 0)?;
         write_all(&fd, 0, b"still")?;
         ensure!(super::dir::read_at(&fd, 0, 9)? == b"still");
-        fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS)
+        expect_error(dir.open("a", OFlags::RDONLY), Errno::ACCESS)
     })
 }
 
@@ -315,7 +315,7 @@ fn trusted_attributes_are_for_root_only(dir: &CaseDir) -> Result<()> {
     }
     as_user(USER, USER, &[], || {
         let set = fsetxattr(&fd, "trusted.x", b"2", XattrFlags::empty());
-        fails(set, Errno::PERM)?;
-        fails(fgetxattr(&fd, "trusted.x", &mut [0; 8][..]), Errno::NODATA)
+        expect_error(set, Errno::PERM)?;
+        expect_error(fgetxattr(&fd, "trusted.x", &mut [0; 8][..]), Errno::NODATA)
     })
 }

@@ -5,7 +5,7 @@ use rustix::fs::{FileType, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, SkipReason, fails, read_at};
+use super::dir::{CaseDir, SkipReason, expect_error, read_at};
 
 case_table! { "rename";
     a_file_moves_and_stays_what_it_is,
@@ -71,8 +71,8 @@ fn an_empty_directory_can_be_replaced_by_a_directory_only(dir: &CaseDir) -> Resu
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.file("a", b"")?;
-    fails(dir.rename("a", "e"), Errno::ISDIR)?;
-    fails(dir.rename("d", "a"), Errno::NOTDIR)?;
+    expect_error(dir.rename("a", "e"), Errno::ISDIR)?;
+    expect_error(dir.rename("d", "a"), Errno::NOTDIR)?;
     dir.rename("d", "e")?;
     ensure!(!dir.exists("d") && dir.nlink(".")? == 3);
     Ok(())
@@ -82,23 +82,23 @@ fn a_full_directory_cannot_be_replaced(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.file("e/a", b"")?;
-    fails(dir.rename("d", "e"), Errno::NOTEMPTY)
+    expect_error(dir.rename("d", "e"), Errno::NOTEMPTY)
 }
 
 fn a_directory_cannot_move_below_itself(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     dir.mkdir("d/e/f")?;
-    fails(dir.rename("d", "d/x"), Errno::INVAL)?;
-    fails(dir.rename("d", "d/e/f/x"), Errno::INVAL)
+    expect_error(dir.rename("d", "d/x"), Errno::INVAL)?;
+    expect_error(dir.rename("d", "d/e/f/x"), Errno::INVAL)
 }
 
 fn an_ancestor_cannot_be_replaced(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     dir.mkdir("d/e/f")?;
-    fails(dir.rename("d/e/f", "d"), Errno::NOTEMPTY)?;
-    fails(dir.rename("d/e/f", "d/e"), Errno::NOTEMPTY)
+    expect_error(dir.rename("d/e/f", "d"), Errno::NOTEMPTY)?;
+    expect_error(dir.rename("d/e/f", "d/e"), Errno::NOTEMPTY)
 }
 
 fn renaming_onto_itself_has_no_effect(dir: &CaseDir) -> Result<()> {
@@ -123,17 +123,17 @@ fn renaming_onto_another_name_of_the_same_file_has_no_effect(dir: &CaseDir) -> R
 
 fn a_missing_name_cannot_be_renamed(dir: &CaseDir) -> Result<()> {
     dir.file("b", b"")?;
-    fails(dir.rename("a", "b"), Errno::NOENT)?;
-    fails(dir.rename("b", "d/b"), Errno::NOENT)?;
+    expect_error(dir.rename("a", "b"), Errno::NOENT)?;
+    expect_error(dir.rename("b", "d/b"), Errno::NOENT)?;
     ensure!(dir.exists("b"));
     Ok(())
 }
 
 fn dot_and_dot_dot_cannot_move(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
-    fails(dir.rename("d/.", "e"), Errno::BUSY)?;
-    fails(dir.rename("d/..", "e"), Errno::BUSY)?;
-    fails(dir.rename("d", "d/.."), Errno::BUSY)
+    expect_error(dir.rename("d/.", "e"), Errno::BUSY)?;
+    expect_error(dir.rename("d/..", "e"), Errno::BUSY)?;
+    expect_error(dir.rename("d", "d/.."), Errno::BUSY)
 }
 
 fn the_link_counts_of_both_parents_follow(dir: &CaseDir) -> Result<()> {
@@ -170,8 +170,8 @@ fn noreplace_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"a")?;
     dir.file("b", b"b")?;
     with_flags(dir, "a", "c", RenameFlags::NOREPLACE)?;
-    fails(dir.rename_with("c", "b", RenameFlags::NOREPLACE), Errno::EXIST)?;
-    fails(dir.rename_with("c", "c", RenameFlags::NOREPLACE), Errno::EXIST)?;
+    expect_error(dir.rename_with("c", "b", RenameFlags::NOREPLACE), Errno::EXIST)?;
+    expect_error(dir.rename_with("c", "c", RenameFlags::NOREPLACE), Errno::EXIST)?;
     ensure!(dir.read("b")? == b"b" && dir.read("c")? == b"a");
     Ok(())
 }
@@ -183,15 +183,15 @@ fn exchange_swaps_files_of_any_type(dir: &CaseDir) -> Result<()> {
     with_flags(dir, "a", "d/s", RenameFlags::EXCHANGE)?;
     ensure!(dir.read("d/s")? == b"a" && dir.names("a")?.is_empty());
     ensure!(dir.nlink("d")? == 2 && dir.nlink(".")? == 4);
-    fails(dir.rename_with("a", "x", RenameFlags::EXCHANGE), Errno::NOENT)?;
-    fails(dir.rename_with("d", "d/s", RenameFlags::EXCHANGE), Errno::INVAL)
+    expect_error(dir.rename_with("a", "x", RenameFlags::EXCHANGE), Errno::NOENT)?;
+    expect_error(dir.rename_with("d", "d/s", RenameFlags::EXCHANGE), Errno::INVAL)
 }
 
 fn flags_that_contradict_are_refused(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.file("b", b"")?;
     let both = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
-    fails(dir.rename_with("a", "b", both), Errno::INVAL)
+    expect_error(dir.rename_with("a", "b", both), Errno::INVAL)
 }
 
 fn a_whiteout_is_left(dir: &CaseDir) -> Result<()> {

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, fstat, linkat, makedev};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, SkipReason, fails, read_at, write_all};
+use super::dir::{CaseDir, SkipReason, expect_error, read_at, write_all};
 
 case_table! { "special";
     mknod_creates_fifos_sockets_and_files,
@@ -97,8 +97,8 @@ fn a_socket_can_be_bound_and_connected(dir: &CaseDir) -> Result<()> {
 
 fn mknod_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
-    fails(dir.mknod("a", FileType::Fifo, 0), Errno::EXIST)?;
-    fails(dir.mknod("a/b", FileType::Fifo, 0), Errno::NOTDIR)
+    expect_error(dir.mknod("a", FileType::Fifo, 0), Errno::EXIST)?;
+    expect_error(dir.mknod("a/b", FileType::Fifo, 0), Errno::NOTDIR)
 }
 
 fn nameless(dir: &CaseDir, flags: OFlags) -> Result<std::os::fd::OwnedFd> {
@@ -125,7 +125,7 @@ fn an_exclusive_nameless_file_cannot_be_linked(dir: &CaseDir) -> Result<()> {
     write_all(&fd, 0, b"bytes")?;
     ensure!(read_at(&fd, 0, 9)? == b"bytes");
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    fails(linkat(CWD, path.as_str(), dir.fd(), "a", AtFlags::SYMLINK_FOLLOW), Errno::NOENT)
+    expect_error(linkat(CWD, path.as_str(), dir.fd(), "a", AtFlags::SYMLINK_FOLLOW), Errno::NOENT)
 }
 
 fn o_path_leads_to_a_file_without_opening_it(dir: &CaseDir) -> Result<()> {
@@ -133,7 +133,7 @@ fn o_path_leads_to_a_file_without_opening_it(dir: &CaseDir) -> Result<()> {
     dir.symlink("a", "l")?;
     let fd = dir.open("a", OFlags::PATH)?;
     ensure!(fstat(&fd)?.st_size == 5);
-    fails(rustix::io::read(&fd, &mut [0; 1]), Errno::BADF)?;
+    expect_error(rustix::io::read(&fd, &mut [0; 1]), Errno::BADF)?;
     let link = dir.open("l", OFlags::PATH | OFlags::NOFOLLOW)?;
     ensure!(FileType::from_raw_mode(fstat(&link)?.st_mode) == FileType::Symlink);
     Ok(())

@@ -8,7 +8,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{CaseDir, as_user, fails, mode, supported};
+use super::dir::{CaseDir, as_user, expect_error, mode, skip_unsupported};
 
 case_table! { "xattrs";
     a_value_is_kept_listed_and_removed,
@@ -31,7 +31,7 @@ case_table! { "xattrs";
 const NONE: XattrFlags = XattrFlags::empty();
 
 fn set(dir: &CaseDir, name: &str, key: &str, value: &[u8]) -> Result<()> {
-    supported(setxattr(dir.path(name), key, value, NONE), "extended attributes")
+    skip_unsupported(setxattr(dir.path(name), key, value, NONE), "extended attributes")
 }
 
 fn get(dir: &CaseDir, name: &str, key: &str) -> rustix::io::Result<Vec<u8>> {
@@ -60,8 +60,8 @@ fn a_value_is_kept_listed_and_removed(dir: &CaseDir) -> Result<()> {
     set(dir, "a", "user.one", b"111")?;
     ensure!(get(dir, "a", "user.one")? == b"111" && names(dir, "a")? == ["user.one", "user.two"]);
     removexattr(dir.path("a"), "user.one")?;
-    fails(get(dir, "a", "user.one"), Errno::NODATA)?;
-    fails(removexattr(dir.path("a"), "user.one"), Errno::NODATA)?;
+    expect_error(get(dir, "a", "user.one"), Errno::NODATA)?;
+    expect_error(removexattr(dir.path("a"), "user.one"), Errno::NODATA)?;
     ensure!(names(dir, "a")? == ["user.two"]);
     Ok(())
 }
@@ -71,11 +71,11 @@ fn create_and_replace_are_respected(dir: &CaseDir) -> Result<()> {
     let path = dir.path("a");
     let replaced = setxattr(&path, "user.x", b"1", XattrFlags::REPLACE);
     if replaced == Err(Errno::OPNOTSUPP) {
-        return supported(replaced, "extended attributes");
+        return skip_unsupported(replaced, "extended attributes");
     }
-    fails(replaced, Errno::NODATA)?;
+    expect_error(replaced, Errno::NODATA)?;
     setxattr(&path, "user.x", b"1", XattrFlags::CREATE)?;
-    fails(setxattr(&path, "user.x", b"2", XattrFlags::CREATE), Errno::EXIST)?;
+    expect_error(setxattr(&path, "user.x", b"2", XattrFlags::CREATE), Errno::EXIST)?;
     setxattr(&path, "user.x", b"3", XattrFlags::REPLACE)?;
     ensure!(get(dir, "a", "user.x")? == b"3");
     Ok(())
@@ -84,9 +84,9 @@ fn create_and_replace_are_respected(dir: &CaseDir) -> Result<()> {
 fn a_small_buffer_gives_erange_and_none_the_size(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"12345")?;
-    fails(getxattr(dir.path("a"), "user.x", &mut [0; 4][..]), Errno::RANGE)?;
+    expect_error(getxattr(dir.path("a"), "user.x", &mut [0; 4][..]), Errno::RANGE)?;
     ensure!(getxattr_query(dir.path("a"), "user.x")? == 5);
-    fails(listxattr(dir.path("a"), &mut [0; 3][..]), Errno::RANGE)?;
+    expect_error(listxattr(dir.path("a"), &mut [0; 3][..]), Errno::RANGE)?;
     ensure!(listxattr_query(dir.path("a"))? >= 7);
     Ok(())
 }
@@ -110,18 +110,18 @@ fn directories_have_attributes_too(dir: &CaseDir) -> Result<()> {
 fn names_without_a_namespace_are_refused(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"")?;
-    fails(setxattr(dir.path("a"), "x", b"", NONE), Errno::OPNOTSUPP)?;
-    fails(setxattr(dir.path("a"), "", b"", NONE), Errno::RANGE)?;
+    expect_error(setxattr(dir.path("a"), "x", b"", NONE), Errno::OPNOTSUPP)?;
+    expect_error(setxattr(dir.path("a"), "", b"", NONE), Errno::RANGE)?;
     let long = format!("user.{}", "x".repeat(251));
-    fails(setxattr(dir.path("a"), long.as_str(), b"", NONE), Errno::RANGE)
+    expect_error(setxattr(dir.path("a"), long.as_str(), b"", NONE), Errno::RANGE)
 }
 
 fn symbolic_links_have_no_user_attributes(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"")?;
     dir.symlink("a", "l")?;
-    fails(lsetxattr(dir.path("l"), "user.x", b"", NONE), Errno::PERM)?;
-    fails(lgetxattr(dir.path("l"), "user.x", &mut [0; 4][..]), Errno::NODATA)
+    expect_error(lsetxattr(dir.path("l"), "user.x", b"", NONE), Errno::PERM)?;
+    expect_error(lgetxattr(dir.path("l"), "user.x", &mut [0; 4][..]), Errno::NODATA)
 }
 
 fn attributes_follow_a_rename_and_not_a_copy(dir: &CaseDir) -> Result<()> {
@@ -130,7 +130,7 @@ fn attributes_follow_a_rename_and_not_a_copy(dir: &CaseDir) -> Result<()> {
     dir.rename("a", "b")?;
     ensure!(get(dir, "b", "user.x")? == b"1");
     dir.file("a", b"")?;
-    fails(get(dir, "a", "user.x"), Errno::NODATA)
+    expect_error(get(dir, "a", "user.x"), Errno::NODATA)
 }
 
 fn setting_moves_the_change_time(dir: &CaseDir) -> Result<()> {
@@ -172,7 +172,7 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 }
 
 fn set_acl(dir: &CaseDir, name: &str, key: &str, list: &[u8]) -> Result<()> {
-    supported(setxattr(dir.path(name), key, list, NONE), "access control lists")
+    skip_unsupported(setxattr(dir.path(name), key, list, NONE), "access control lists")
 }
 
 fn an_access_list_changes_the_mode(dir: &CaseDir) -> Result<()> {
@@ -184,7 +184,7 @@ fn an_access_list_changes_the_mode(dir: &CaseDir) -> Result<()> {
     let minimal = acl(&[(1, 6, NOBODY), (4, 4, NOBODY), (32, 0, NOBODY)]);
     set_acl(dir, "a", ACCESS, &minimal)?;
     ensure!(dir.perm("a")? == 0o640);
-    fails(get(dir, "a", ACCESS), Errno::NODATA)
+    expect_error(get(dir, "a", ACCESS), Errno::NODATA)
 }
 
 fn chmod_changes_the_mask(dir: &CaseDir) -> Result<()> {
@@ -219,7 +219,7 @@ fn a_default_list_is_inherited_in_place_of_the_umask(dir: &CaseDir) -> Result<()
     let access =
         acl(&[(1, 6, NOBODY), (2, 7, 5000), (4, 5, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY)]);
     ensure!(get(dir, "d/a", ACCESS)? == access && get(dir, "d/s", DEFAULT)? == default);
-    fails(get(dir, "d/a", DEFAULT), Errno::NODATA)
+    expect_error(get(dir, "d/a", DEFAULT), Errno::NODATA)
 }
 
 fn a_bad_list_is_refused(dir: &CaseDir) -> Result<()> {
@@ -228,9 +228,9 @@ fn a_bad_list_is_refused(dir: &CaseDir) -> Result<()> {
     set_acl(dir, "a", ACCESS, &good)?;
     let no_mask = acl(&[(1, 7, NOBODY), (2, 6, 5000), (4, 5, NOBODY), (32, 1, NOBODY)]);
     for bad in [&good[..7], &good[..12], &no_mask, b"x"] {
-        fails(setxattr(dir.path("a"), ACCESS, bad, NONE), Errno::INVAL)?;
+        expect_error(setxattr(dir.path("a"), ACCESS, bad, NONE), Errno::INVAL)?;
     }
-    fails(setxattr(dir.path("a"), DEFAULT, &good, NONE), Errno::ACCESS)
+    expect_error(setxattr(dir.path("a"), DEFAULT, &good, NONE), Errno::ACCESS)
 }
 
 fn a_list_grants_and_denies(dir: &CaseDir) -> Result<()> {
@@ -246,10 +246,10 @@ fn a_list_grants_and_denies(dir: &CaseDir) -> Result<()> {
         (32, 4, NOBODY),
     ]);
     set_acl(dir, "a", ACCESS, &list)?;
-    as_user(5000, 5000, &[], || dir.opens("a", OFlags::RDWR))?;
-    as_user(5001, 5001, &[], || fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS))?;
+    as_user(5000, 5000, &[], || dir.expect_open("a", OFlags::RDWR))?;
+    as_user(5001, 5001, &[], || expect_error(dir.open("a", OFlags::RDONLY), Errno::ACCESS))?;
     as_user(5002, 5002, &[], || {
         dir.open("a", OFlags::RDONLY)?;
-        fails(dir.open("a", OFlags::RDWR), Errno::ACCESS)
+        expect_error(dir.open("a", OFlags::RDWR), Errno::ACCESS)
     })
 }

@@ -130,7 +130,7 @@ pub fn reason(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'sta
 }
 
 /// Returns the result of [`reason`], for a case that is not even started.
-pub fn hangs(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static str> {
+pub fn hang_reason(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static str> {
     find(suite, config, case)
         .filter(|exclusion| exclusion.effect == Hangs)
         .map(|exclusion| exclusion.reason)

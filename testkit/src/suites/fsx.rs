@@ -72,7 +72,7 @@ copy_file_range = 5.0
 /// Every set with every seed is a case.
 pub(super) fn run(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
     let (seeds, operations) = if quick { (1..=1, "3000") } else { (1..=5, "20000") };
-    let place = stage.beside("fsx")?;
+    let place = stage.make_beside("fsx")?;
     let mut tally = SuiteTally::default();
     for (name, set) in SETS {
         let file = place.join("set.toml");

@@ -224,7 +224,7 @@ pub fn run_by_clients(
             tally.add("fsck of the image", checked);
         }
         let native = rows.first().map(|row| &row.tally);
-        let unexpected = unexpected(suite, config, &tally, native);
+        let unexpected = list_unexpected(suite, config, &tally, native);
         drop(stages);
         let (config, took) = (config.name, begun.elapsed());
         let row = SuiteRow { config, suite, clients, tally, unexpected, took };
@@ -254,7 +254,7 @@ fn run_on_each(
     })
 }
 
-fn unexpected(
+fn list_unexpected(
     suite: ConformanceSuite,
     config: &StageConfig,
     tally: &SuiteTally,
@@ -274,7 +274,7 @@ fn unexpected(
 /// (`conformance --cases`) that alone has the files.
 pub fn posix_cases(dir: &Path, config: &str) {
     crate::posix::run_except(dir, "", &|case| {
-        exclusions::hangs(ConformanceSuite::Posix, config, case)
+        exclusions::hang_reason(ConformanceSuite::Posix, config, case)
     });
 }
 
@@ -306,7 +306,8 @@ fn posix_apart(stage: &MountedStage) -> Result<SuiteTally> {
 }
 
 fn posix(stage: &MountedStage) -> SuiteTally {
-    let hangs = |case: &str| exclusions::hangs(ConformanceSuite::Posix, stage.config().name, case);
+    let hangs =
+        |case: &str| exclusions::hang_reason(ConformanceSuite::Posix, stage.config().name, case);
     let report = crate::posix::run_except(stage.path(), "", &hangs);
     let mut tally = SuiteTally::default();
     for (case, outcome, _) in report.outcomes {

@@ -37,7 +37,7 @@ done
 /// Runs the whole suite. Cases that remount run in separate processes, because others leave files
 /// open in the process of the suite, which prevents a remount.
 pub(super) fn run(stage: &MountedStage) -> Result<SuiteTally> {
-    let place = stage.beside("pjdfstest")?;
+    let place = stage.make_beside("pjdfstest")?;
     let all = place.join("all.toml");
     fs::write(&all, SETTINGS)?;
     let mut tally = SuiteTally::default();

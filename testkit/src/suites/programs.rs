@@ -49,7 +49,7 @@ pub(super) fn run(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
     for (number, (name, check)) in CHECKS.iter().enumerate() {
         let dir = stage.path().join(format!("program{number}"));
         fs::create_dir(&dir)?;
-        let beside = stage.beside(&format!("program{number}"))?;
+        let beside = stage.make_beside(&format!("program{number}"))?;
         let bench = ProgramDirectory { dir, beside, quick };
         tally.add(name, check(&bench));
         let removed = fs::remove_dir_all(&bench.dir).context("what it left cannot be removed");
@@ -102,7 +102,7 @@ fn listing(dir: &Path) -> Result<String> {
     shell(dir, &format!("find . ! -type d -printf '{format}' | sort -z"))
 }
 
-fn same(left: &Path, right: &Path) -> Result<()> {
+fn compare_files(left: &Path, right: &Path) -> Result<()> {
     let mut diff = Command::new("diff");
     // diff compares only files, directories and links; `listing` compares the rest.
     diff.args(["-r", "--no-dereference", "--exclude=fifo", "--exclude=null"]);
@@ -197,7 +197,7 @@ fn tar(bench: &ProgramDirectory) -> Result<()> {
         "sh",
     ]);
     succeed(archive.arg(&outside).arg(&inside))?;
-    same(&outside, &inside)?;
+    compare_files(&outside, &inside)?;
     let mut archive = Command::new("sh");
     archive.args([
         "-e",
@@ -206,7 +206,7 @@ fn tar(bench: &ProgramDirectory) -> Result<()> {
         "sh",
     ]);
     succeed(archive.arg(&inside).arg(&copy))?;
-    same(&outside, &copy)
+    compare_files(&outside, &copy)
 }
 
 fn rsync(bench: &ProgramDirectory) -> Result<()> {
@@ -221,15 +221,15 @@ fn rsync(bench: &ProgramDirectory) -> Result<()> {
         )
     };
     copy(&outside, &inside)?;
-    same(&outside, &inside)?;
+    compare_files(&outside, &inside)?;
     let again = copy(&outside, &inside)?;
     ensure!(again.is_empty(), "a second run finds changes: {again}");
     shell(&outside, "echo change >> d0/f7; rm -r d1; mv d2 d2-moved; chmod 600 d3/f150")?;
     copy(&outside, &inside)?;
-    same(&outside, &inside)?;
+    compare_files(&outside, &inside)?;
     let back = bench.beside.join("back");
     copy(&inside, &back)?;
-    same(&outside, &back)
+    compare_files(&outside, &back)
 }
 
 /// Each failed Python test is a case; the passed tests of a module are counted.

@@ -268,7 +268,7 @@ impl MountedStage {
             (Some(servers), _) => {
                 let inside = servers.network_prefix();
                 let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-                ServedMount::under(&inside, source, place, args)
+                ServedMount::mount_under(&inside, source, place, args)
             }
             (None, _) => ServedMount::new(source, place, args),
         }
@@ -366,7 +366,7 @@ impl MountedStage {
     }
 
     /// A directory on another file system.
-    pub fn beside(&self, name: &str) -> Result<PathBuf> {
+    pub fn make_beside(&self, name: &str) -> Result<PathBuf> {
         let path = self.place.path().join(name);
         std::fs::create_dir_all(&path)?;
         Ok(path)

@@ -27,18 +27,23 @@ impl ClientWorld {
         let mode = u32::from_str_radix(&words[2], 8).unwrap();
         let is_file = known.kind == 'f';
         if known.kind != 'l' && !known.mode.has(look, &mode) {
-            return Err(stale("mode", &format!("{mode:o}"), known.mode.age(&mode, look.begun)));
+            return Err(stale_message(
+                "mode",
+                &format!("{mode:o}"),
+                known.mode.age(&mode, look.begun),
+            ));
         }
         for (what, history, word) in [("size", &known.size, 3), ("links", &known.links, 4)] {
             if is_file && !history.has(look, &number(word)) {
                 let age = history.age(&number(word), look.begun);
-                return Err(stale(what, &words[word], age));
+                return Err(stale_message(what, &words[word], age));
             }
         }
-        let is_latest = *self.names[at].latest() == Some(node)
-            && (known.kind == 'l' || *known.mode.latest() == mode)
+        let is_latest = *self.names[at].latest_value() == Some(node)
+            && (known.kind == 'l' || *known.mode.latest_value() == mode)
             && (!is_file
-                || (*known.size.latest() == number(3) && *known.links.latest() == number(4)));
+                || (*known.size.latest_value() == number(3)
+                    && *known.links.latest_value() == number(4)));
         Ok(is_latest)
     }
 
@@ -49,8 +54,11 @@ impl ClientWorld {
         look: ClientLook,
         answer: &OperationAnswer,
     ) -> Result<(), String> {
-        let kinds: Vec<char> =
-            self.names[at].seen(look).flatten().map(|&node| self.nodes[node].kind).collect();
+        let kinds: Vec<char> = self.names[at]
+            .visible_values(look)
+            .flatten()
+            .map(|&node| self.nodes[node].kind)
+            .collect();
         let words = match answer {
             // A symbolic link leads nowhere.
             Err(libc::ENOENT) if kinds.contains(&'l') => return Ok(()),
@@ -62,22 +70,23 @@ impl ClientWorld {
             Ok(words) => words,
         };
         let node = self.find(at, look, words[0].parse().unwrap(), "f")?;
-        self.check_data(node, look.at_once(), words)
+        self.check_data(node, look.without_delay(), words)
     }
 
     /// True if a look may have found a directory at a name that had a name in the other directory before.
     pub fn has_moved(&self, at: NameNumber, look: ClientLook) -> bool {
-        let mut found = self.names[at].seen(look).flatten();
+        let mut found = self.names[at].visible_values(look).flatten();
         found.any(|&node| {
             let elsewhere = names().filter(|other| other / NAMES != at / NAMES);
-            let mut known = elsewhere.flat_map(|other| self.names[other].until(look).flatten());
+            let mut known =
+                elsewhere.flat_map(|other| self.names[other].values_until(look).flatten());
             self.nodes[node].kind == 'd' && known.any(|&other| other == node)
         })
     }
 
     /// True if a name lost two files, one after the other, during a look.
     fn is_replaced_twice(&self, at: NameNumber, look: ClientLook) -> bool {
-        let seen: Vec<_> = self.names[at].seen(look.at_once()).collect();
+        let seen: Vec<_> = self.names[at].visible_values(look.without_delay()).collect();
         let (_, lost) = seen.split_last().expect("there is a value");
         lost.iter().filter(|node| node.is_some()).count() >= 2
     }
@@ -109,7 +118,7 @@ impl ClientWorld {
         let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
         // Then a name may be in it twice: bricks order the names of a directory by the times of renamings.
         let is_changing = (dir * NAMES..(dir + 1) * NAMES)
-            .any(|at| self.names[at].seen(look.at_once()).count() > 1);
+            .any(|at| self.names[at].visible_values(look.without_delay()).count() > 1);
         let mut listed = [false; NAMES];
         for word in words {
             let mut parts = word.split(':');
@@ -122,14 +131,15 @@ impl ClientWorld {
                 return Err(format!("{name} is twice in the listing {words:?}"));
             }
             listed[number] = true;
-            if !self.names[at].seen(look).any(Option::is_some) {
+            if !self.names[at].visible_values(look).any(Option::is_some) {
                 return Err(format!("{name} is missing, yet in the listing {words:?}"));
             }
             let is_of_brick = is_native && ino.parse().is_ok_and(|ino: u64| ino >> 32 == 0);
             if !is_of_brick && !self.nodes.iter().any(|node| node.ino.to_string() == ino) {
                 return Err(format!("{name} has an unknown inode: the listing {words:?}"));
             }
-            let mut known = self.names[at].until(look).flatten().map(|&node| &self.nodes[node]);
+            let mut known =
+                self.names[at].values_until(look).flatten().map(|&node| &self.nodes[node]);
             if !known.any(|node| kind.chars().eq([node.kind])) {
                 return Err(format!("{name} has never had this kind: the listing {words:?}"));
             }
@@ -143,9 +153,9 @@ impl ClientWorld {
 
     fn check_missing(&self, at: NameNumber, look: ClientLook) -> Result<bool, String> {
         if self.names[at].has(look, &None) {
-            return Ok(self.names[at].latest().is_none());
+            return Ok(self.names[at].latest_value().is_none());
         }
-        Err(stale("name", "missing", self.names[at].age(&None, look.begun)))
+        Err(stale_message("name", "missing", self.names[at].age(&None, look.begun)))
     }
 
     fn check_data(&self, node: usize, look: ClientLook, words: &[String]) -> Result<(), String> {
@@ -154,12 +164,12 @@ impl ClientWorld {
             return Err(format!("inode {} instead of {}", words[0], node.ino));
         }
         // A reader of several pages may find some of them before a change and some after it.
-        if node.data.has(look, &sum) || node.data.seen(look).count() > 1 {
+        if node.data.has(look, &sum) || node.data.visible_values(look).count() > 1 {
             return Ok(());
         }
         let text = format!("{} bytes with the sum {sum:x}", words[1]);
-        Err(stale("data", &text, node.data.age(&sum, look.begun)))
-            .map_err(|error| format!("{error}; {} bytes now", node.size.latest()))
+        Err(stale_message("data", &text, node.data.age(&sum, look.begun)))
+            .map_err(|error| format!("{error}; {} bytes now", node.size.latest_value()))
     }
 
     /// The node with a number that a name may lead to.
@@ -170,19 +180,19 @@ impl ClientWorld {
         ino: u64,
         kind: &str,
     ) -> Result<usize, String> {
-        let mut seen = self.names[at].seen(look).flatten();
+        let mut seen = self.names[at].visible_values(look).flatten();
         let found = seen.find(|&&node| self.nodes[node].ino == ino);
         let Some(&node) = found else {
             let known = self.nodes.iter().position(|node| node.ino == ino);
             let age = known.and_then(|node| self.names[at].age(&Some(node), look.begun));
-            return Err(stale("name", &format!("inode {ino} ({known:?})"), age));
+            return Err(stale_message("name", &format!("inode {ino} ({known:?})"), age));
         };
         let right = self.nodes[node].kind;
         if kind.chars().eq([right]) { Ok(node) } else { Err(format!("kind {kind}, not {right}")) }
     }
 }
 
-fn stale(what: &str, seen: &str, age: Option<Duration>) -> String {
+fn stale_message(what: &str, seen: &str, age: Option<Duration>) -> String {
     match age {
         Some(age) => format!("{what}: {seen} was replaced {} ms before", age.as_millis()),
         None => format!("{what}: {seen} was never true"),

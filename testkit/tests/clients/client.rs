@@ -42,7 +42,7 @@ const NOTED: Duration = Duration::from_secs(30);
 impl ComparedClient {
     /// A client by a mount.
     pub fn mounted(name: &'static str, dir: &Path, promise: Duration) -> ComparedClient {
-        ComparedClient::by(name, dir, promise, ClientBackend::Mount(FileAgent::default()))
+        ComparedClient::start_by(name, dir, promise, ClientBackend::Mount(FileAgent::default()))
     }
 
     /// A client by a program that answers operations (`file_agent`), in a run with `dir`.
@@ -57,7 +57,7 @@ impl ComparedClient {
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().unwrap());
         let program = AgentProgram { child, input, output };
-        ComparedClient::by(name, dir, promise, ClientBackend::Program(Mutex::new(program)))
+        ComparedClient::start_by(name, dir, promise, ClientBackend::Program(Mutex::new(program)))
     }
 
     /// True for GlusterFS's own client, which promises nothing.
@@ -70,7 +70,12 @@ impl ComparedClient {
         matches!(self.way, ClientBackend::Mount(_))
     }
 
-    fn by(name: &'static str, dir: &Path, promise: Duration, way: ClientBackend) -> ComparedClient {
+    fn start_by(
+        name: &'static str,
+        dir: &Path,
+        promise: Duration,
+        way: ClientBackend,
+    ) -> ComparedClient {
         let dir = format!("{}/", dir.display());
         ComparedClient { name, promise, dir, way, slow: Mutex::default() }
     }

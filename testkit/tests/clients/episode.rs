@@ -68,7 +68,7 @@ impl<'a> ClientEpisode<'a> {
             begun: Instant::now(),
         };
         let mut random = fastrand::Rng::with_seed(seed);
-        match episode.all(&mut random, seed) {
+        match episode.run_all(&mut random, seed) {
             Err(_) if episode.refused.load(Ordering::Acquire) => {
                 counts.refused.fetch_add(1, Ordering::Relaxed);
                 while !episode.held.lock().unwrap().is_empty() {
@@ -81,7 +81,7 @@ impl<'a> ClientEpisode<'a> {
         }
     }
 
-    fn all(&self, random: &mut fastrand::Rng, seed: u64) -> Result<(), String> {
+    fn run_all(&self, random: &mut fastrand::Rng, seed: u64) -> Result<(), String> {
         let maker = random.usize(..self.clients.len());
         let place = self.lock().place.clone();
         for dir in [place.clone(), format!("{place}/a"), format!("{place}/b")] {
@@ -150,7 +150,7 @@ impl<'a> ClientEpisode<'a> {
 
     /// False if the client does not know the present state yet.
     fn make(&self, change: &WorldChange, client: usize) -> Result<bool, String> {
-        for at in ClientWorld::concerned(change) {
+        for at in ClientWorld::concerned_names(change) {
             if !self.look_at(client, at)? {
                 self.counts.left_out.fetch_add(1, Ordering::Relaxed);
                 return Ok(false);

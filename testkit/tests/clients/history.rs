@@ -16,7 +16,7 @@ pub struct ClientLook {
 
 impl ClientLook {
     /// Returns this look, without a time for changes to arrive: of data, after the file was opened.
-    pub fn at_once(self) -> ClientLook {
+    pub fn without_delay(self) -> ClientLook {
         ClientLook { promise: Duration::ZERO, ..self }
     }
 }
@@ -52,12 +52,12 @@ impl<T: PartialEq> FactHistory<T> {
     }
 
     /// The present value.
-    pub fn latest(&self) -> &T {
+    pub fn latest_value(&self) -> &T {
         &self.0.last().expect("there is a value").value
     }
 
     /// The values that a look may have found. A client knows its own changes at once.
-    pub fn seen(&self, look: ClientLook) -> impl Iterator<Item = &T> {
+    pub fn visible_values(&self, look: ClientLook) -> impl Iterator<Item = &T> {
         let is_seen = move |version: &&FactVersion<T>| {
             let is_early = version.from <= look.ended;
             is_early
@@ -70,7 +70,7 @@ impl<T: PartialEq> FactHistory<T> {
     }
 
     /// All values until the end of a look.
-    pub fn until(&self, look: ClientLook) -> impl Iterator<Item = &T> {
+    pub fn values_until(&self, look: ClientLook) -> impl Iterator<Item = &T> {
         self.0
             .iter()
             .filter(move |version| version.from <= look.ended)
@@ -79,7 +79,7 @@ impl<T: PartialEq> FactHistory<T> {
 
     /// True if a look may have found `value`.
     pub fn has(&self, look: ClientLook, value: &T) -> bool {
-        self.seen(look).any(|seen| seen == value)
+        self.visible_values(look).any(|seen| seen == value)
     }
 
     /// The time since `value` is not true any more, if it ever was.
@@ -107,7 +107,10 @@ fn a_replaced_value_may_be_seen_for_the_time_of_the_promise_and_never_by_who_rep
     fact.end(0, at(200));
     assert!(fact.has(look(1, 1200, 1300), &'a') && !fact.has(look(1, 1201, 1300), &'a'));
     assert!(fact.has(look(0, 200, 300), &'a') && !fact.has(look(0, 201, 300), &'a'));
-    assert!(!fact.has(look(1, 201, 300).at_once(), &'a'));
-    assert_eq!((fact.latest(), fact.age(&'a', at(300))), (&'b', Some(Duration::from_millis(100))));
+    assert!(!fact.has(look(1, 201, 300).without_delay(), &'a'));
+    assert_eq!(
+        (fact.latest_value(), fact.age(&'a', at(300))),
+        (&'b', Some(Duration::from_millis(100)))
+    );
     assert_eq!((fact.age(&'b', at(300)), fact.age(&'c', at(300))), (Some(Duration::ZERO), None));
 }

@@ -84,11 +84,11 @@ impl ClientWorld {
 
     /// The kind of what has a name.
     pub fn kind(&self, at: NameNumber) -> Option<char> {
-        self.names[at].latest().map(|node| self.nodes[node].kind)
+        self.names[at].latest_value().map(|node| self.nodes[node].kind)
     }
 
     pub fn node(&self, at: NameNumber) -> Option<usize> {
-        *self.names[at].latest()
+        *self.names[at].latest_value()
     }
 
     pub fn text(&self, at: NameNumber) -> Option<&str> {
@@ -139,7 +139,7 @@ impl ClientWorld {
     }
 
     /// The names that a change concerns.
-    pub fn concerned(change: &WorldChange) -> Vec<NameNumber> {
+    pub fn concerned_names(change: &WorldChange) -> Vec<NameNumber> {
         match *change {
             WorldChange::Rename { from, to } | WorldChange::Link { from, to } => vec![from, to],
             WorldChange::Create { at, .. }
@@ -225,7 +225,7 @@ impl ClientWorld {
                 }
                 let node = self.node(*from).unwrap();
                 // GlusterFS makes another link for a moment if another brick has to find the file by the new name.
-                let links = *self.nodes[node].links.latest();
+                let links = *self.nodes[node].links.latest_value();
                 self.nodes[node].links.begin(links + 1, now);
                 self.nodes[node].links.begin(links, now);
                 self.names[*from].begin(None, now);
@@ -233,7 +233,7 @@ impl ClientWorld {
             }
             WorldChange::Link { from, to } => {
                 let node = self.node(*from).unwrap();
-                let links = self.nodes[node].links.latest() + 1;
+                let links = self.nodes[node].links.latest_value() + 1;
                 self.nodes[node].links.begin(links, now);
                 self.names[*to].begin(Some(node), now);
             }
@@ -303,7 +303,7 @@ impl ClientWorld {
 
     fn leave(&mut self, at: NameNumber, now: Instant) {
         let node = self.node(at).unwrap();
-        let links = self.nodes[node].links.latest() - 1;
+        let links = self.nodes[node].links.latest_value() - 1;
         self.nodes[node].links.begin(links, now);
     }
 }

@@ -70,7 +70,7 @@ pub struct CallerThreads {
 
 impl CallerThreads {
     /// Starts this number of threads, which read the attributes of a file by its name.
-    pub fn by_name(path: PathBuf, count: usize) -> CallerThreads {
+    pub fn start_by_name(path: PathBuf, count: usize) -> CallerThreads {
         CallerThreads::start((0..count).map(|_| {
             let path = path.clone();
             move || drop(path.metadata())
@@ -78,7 +78,7 @@ impl CallerThreads {
     }
 
     /// Starts a thread for each file, which changes its mode through an open file.
-    pub fn by_open_files(paths: impl Iterator<Item = PathBuf>) -> CallerThreads {
+    pub fn start_by_open_files(paths: impl Iterator<Item = PathBuf>) -> CallerThreads {
         CallerThreads::start(paths.map(|path| {
             let file = File::open(path).unwrap();
             move || drop(file.set_permissions(Permissions::from_mode(0o644)))
@@ -143,7 +143,7 @@ impl WriterResult {
         if open.is_none() {
             let opened =
                 || File::options().read(true).write(true).create(true).truncate(false).open(path);
-            *open = Some(self.timed(opened)?);
+            *open = Some(self.time_call(opened)?);
         }
         let Some(file) = open else { return Ok(()) };
         let rounds = self.blocks.len() as u64 / BLOCKS;
@@ -151,27 +151,27 @@ impl WriterResult {
         for block in first..first + BLOCKS {
             self.blocks[block as usize].1 = version;
             let bytes = content(&self.name, block, version);
-            self.timed_data(|| file.write_all_at(&bytes, block * BLOCK as u64))?;
+            self.time_data_call(|| file.write_all_at(&bytes, block * BLOCK as u64))?;
         }
-        self.timed_data(|| file.sync_all())?;
+        self.time_data_call(|| file.sync_all())?;
         let round = first as usize..(first + BLOCKS) as usize;
         self.blocks[round].iter_mut().for_each(|(acknowledged, _)| *acknowledged = version);
         self.syncs += 1;
         self.syncs_since += 1;
-        self.timed(|| path.metadata())?;
+        self.time_call(|| path.metadata())?;
         Ok(())
     }
 
-    fn timed<T>(&mut self, call: impl FnOnce() -> T) -> T {
+    fn time_call<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
         let result = call();
         self.longest = self.longest.max(begun.elapsed());
         result
     }
 
-    fn timed_data<T>(&mut self, call: impl FnOnce() -> T) -> T {
+    fn time_data_call<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
-        let result = self.timed(call);
+        let result = self.time_call(call);
         self.longest_of_data = self.longest_of_data.max(begun.elapsed());
         result
     }

@@ -18,7 +18,7 @@ pub const PING: &str = "4";
 /// A time after which something hangs. GlusterFS's own limits are below, but the machine may be loaded.
 pub const HANGS: Duration = Duration::from_secs(40);
 
-pub fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
+pub fn time_run<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = run();
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
@@ -26,7 +26,7 @@ pub fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
 }
 
 /// Waits until `is` is true.
-pub fn until(what: &str, mut is: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
         assert!(begun.elapsed() < 3 * HANGS, "not within {:?}: {what}", 3 * HANGS);
@@ -39,7 +39,7 @@ pub fn mount(cluster: &GlusterCluster, volume: &str, place: &Path) -> ServedMoun
     let inside = cluster.servers().network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{}/{volume}", cluster.host(3));
-    ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()
+    ServedMount::mount_under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
 /// Mounts a volume by GlusterFS's own client.
@@ -63,7 +63,7 @@ pub fn ticks(pid: u32) -> u64 {
 }
 
 /// Waits until no file of a replicated volume has to be healed, and its two bricks are equal.
-pub fn heals(cluster: &GlusterCluster, volume: &str) {
+pub fn wait_for_heal(cluster: &GlusterCluster, volume: &str) {
     heal_until(cluster, volume, "both bricks have everything", || {
         let info = cluster.gluster(3, &["volume", "heal", volume, "info"]).unwrap_or_default();
         info.matches("Number of entries: 0").count() == 2
@@ -84,7 +84,7 @@ pub fn heal_until(
     mut is: impl FnMut() -> bool,
 ) {
     let mut asked = None::<Instant>;
-    until(what, || {
+    wait_until(what, || {
         // A healer that has looked too early sleeps for minutes.
         if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
             let _ = cluster.gluster(3, &["volume", "heal", volume]);

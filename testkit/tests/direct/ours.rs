@@ -141,13 +141,13 @@ fn xattr(value: Xattr) -> String {
 }
 
 impl<'a> ClientSide<'a> {
-    fn at(&self) -> WalkStart<'a> {
+    fn walk_start(&self) -> WalkStart<'a> {
         WalkStart::Dir(self.root)
     }
 
     fn step(&mut self, op: &DirectOp) -> String {
         let p = |path: usize| PATHS[path].as_bytes();
-        let (client, task, at) = (self.client, self.task, self.at());
+        let (client, task, at) = (self.client, self.task, self.walk_start());
         let file = |file: usize| self.files.get(file % self.files.len().max(1)).cloned();
         macro_rules! file {
             ($number:expr) => {
@@ -258,7 +258,7 @@ impl<'a> ClientSide<'a> {
     fn step_path(&self, op: &DirectOp) -> String {
         let p = |path: usize| PATHS[path].as_bytes();
         let x = |name: usize| XATTRS[name].as_bytes();
-        let (client, task, at) = (self.client, self.task, self.at());
+        let (client, task, at) = (self.client, self.task, self.walk_start());
         match *op {
             DirectOp::Stat { path, follow } => {
                 text(client.stat(task, at, p(path), follow).map(stat))

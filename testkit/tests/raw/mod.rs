@@ -21,19 +21,19 @@ pub fn request(opcode: u32, number: u64, ino: u64, uid: u32, body: &[u8]) -> Vec
 }
 
 /// A connection on which INIT was sent, and nothing received.
-pub fn begun(path: &Path, uid: u32) -> OwnedFd {
-    begun_with(path, uid, 0)
+pub fn connect_and_init(path: &Path, uid: u32) -> OwnedFd {
+    connect_and_init_with(path, uid, 0)
 }
 
 /// Begins a session like [`begun`], with the upper half of the flags of INIT.
-pub fn begun_with(path: &Path, uid: u32, flags2: u32) -> OwnedFd {
-    let socket = connected(path);
+pub fn connect_and_init_with(path: &Path, uid: u32, flags2: u32) -> OwnedFd {
+    let socket = connect(path);
     rustix::net::send(&socket, &init(uid, flags2, [0; 44]), SendFlags::empty()).unwrap();
     socket
 }
 
 /// A connection on which nothing was sent. A path that begins with `@` is abstract.
-pub fn connected(path: &Path) -> OwnedFd {
+pub fn connect(path: &Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let seqpacket = SocketType::SEQPACKET;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();

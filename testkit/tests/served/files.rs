@@ -35,7 +35,7 @@ pub fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Result<
     let mut out = ReadBuf::new(&mut sink, len);
     let args = ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..ReadArgs::default() };
     fs.read(&context(), file, args, &mut out)?;
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     Ok(bytes)
 }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use defuse_fs::{FileSystem, delegate};
 use defuse_remote::{RemoteClient, RemoteOptions};
 use defuse_socket::{ServerOptions, SocketServer};
-use defuse_testkit::settled;
+use defuse_testkit::await_settled;
 use tempfile::TempDir;
 
 pub use files::{context, create, name, read, write};
@@ -49,7 +49,7 @@ impl TestServer {
     }
 
     fn count(&self, is_counted: impl Fn(&str) -> bool) -> u64 {
-        settled(|| {
+        await_settled(|| {
             let ops = self.server.snapshot().ops;
             ops.iter().filter(|op| is_counted(op.op.name())).map(|op| op.latency.count).sum()
         })

@@ -68,10 +68,10 @@ impl DirSink for IgnoredEntries {
 
 impl SpreadClients {
     /// `count` clients, which keep names and attributes if `keep`.
-    pub fn over(served: TestServer, count: usize, keep: bool) -> SpreadClients {
+    pub fn connect_to(served: TestServer, count: usize, keep: bool) -> SpreadClients {
         let clients: Vec<Arc<RemoteClient>> =
             (0..count).map(|_| Arc::new(served.client())).collect();
-        clients.iter().for_each(|client| client.attached(Origin::new(), Arc::new(NoNotify)));
+        clients.iter().for_each(|client| client.attach(Origin::new(), Arc::new(NoNotify)));
         let (open, ends) = (Arc::<Mutex<HashMap<Fh, SpreadFile>>>::default(), Arc::default());
         let looking = clients.iter().enumerate().map(|(number, client)| {
             let (client, open) = (Arc::clone(client), Arc::clone(&open));
@@ -94,21 +94,21 @@ impl SpreadClients {
         }
     }
 
-    fn any(&self) -> usize {
+    fn choose_any(&self) -> usize {
         lock(&self.random).usize(..self.clients.len())
     }
 
-    fn one(&self) -> &RemoteClient {
-        &self.clients[self.any()]
+    fn choose_one(&self) -> &RemoteClient {
+        &self.clients[self.choose_any()]
     }
 
     /// The number of a client that knows an inode.
-    fn any_for(&self, ino: Ino) -> usize {
-        if lock(&self.nameless).get(&ino) == Some(&true) { 0 } else { self.any() }
+    fn choose_any_for(&self, ino: Ino) -> usize {
+        if lock(&self.nameless).get(&ino) == Some(&true) { 0 } else { self.choose_any() }
     }
 
-    fn one_for(&self, ino: Ino) -> &RemoteClient {
-        &self.clients[self.any_for(ino)]
+    fn choose_one_for(&self, ino: Ino) -> &RemoteClient {
+        &self.clients[self.choose_any_for(ino)]
     }
 
     /// A client with the open file, and its handle.
@@ -118,26 +118,26 @@ impl SpreadClients {
         (&self.clients[client], handles.file(client))
     }
 
-    fn others(&self, of: usize) -> impl Iterator<Item = &RemoteClient> {
+    fn iter_others(&self, of: usize) -> impl Iterator<Item = &RemoteClient> {
         let others = self.clients.iter().enumerate().filter(move |(number, _)| *number != of);
         others.map(|(_, client)| &**client)
     }
 
     /// The other clients find the file that `of` made or found, and a walk that uses their caches finds the same file.
-    fn known_to_all(
+    fn check_known_to_all(
         &self,
         cx: &Context<'_>,
         of: usize,
         at: (Ino, Name<'_>),
         entry: Result<Entry>,
     ) -> Result<Entry> {
-        let is = |entry: &Entry| (entry.ino, seen(&entry.attr));
-        for client in self.others(of) {
+        let is = |entry: &Entry| (entry.ino, select_compared(&entry.attr));
+        for client in self.iter_others(of) {
             let found = client.lookup(cx, at.0, at.1);
             let same = found.as_ref().map(is) == entry.as_ref().map(is);
             assert!(same, "{found:?} of another client, {entry:?}");
         }
-        self.resolved_by_all(cx, at, &entry);
+        self.check_resolved_by_all(cx, at, &entry);
         if let Ok(entry) = &entry {
             let place = (at.0, at.1.as_bytes().to_vec());
             lock(&self.places).entry(entry.ino).or_default().insert(place);
@@ -145,11 +145,15 @@ impl SpreadClients {
         entry
     }
 
-    fn resolved_by_all(&self, cx: &Context<'_>, at: (Ino, Name<'_>), entry: &Result<Entry>) {
+    fn check_resolved_by_all(&self, cx: &Context<'_>, at: (Ino, Name<'_>), entry: &Result<Entry>) {
         for client in &self.clients {
             match (client.resolve(cx, at.0, at.1.into()), entry) {
                 (Ok(PathResolution::Inode { ino, attr, .. }), Ok(entry)) => {
-                    assert_eq!((ino, seen(&attr)), (entry.ino, seen(&entry.attr)), "{at:?}");
+                    assert_eq!(
+                        (ino, select_compared(&attr)),
+                        (entry.ino, select_compared(&entry.attr)),
+                        "{at:?}"
+                    );
                 }
                 (Ok(PathResolution::Missing { .. }) | Err(Errno::ENOENT), Err(Errno::ENOENT)) => {}
                 (Err(Errno::ENOSYS), _) if !self.keep => {}
@@ -159,13 +163,13 @@ impl SpreadClients {
     }
 
     /// A walk by any client that comes to an inode by a name that it has or had finds the server's answer.
-    fn same_for_all(&self, cx: &Context<'_>, ino: Ino) {
+    fn check_same_for_all(&self, cx: &Context<'_>, ino: Ino) {
         let places = lock(&self.places).get(&ino).cloned().unwrap_or_default();
         for (dir, text) in places {
             let at = (dir, Name::new(&text).unwrap());
             let found = self.clients[0].lookup(cx, at.0, at.1);
             if matches!(found, Ok(_) | Err(Errno::ENOENT)) {
-                self.resolved_by_all(cx, at, &found);
+                self.check_resolved_by_all(cx, at, &found);
             }
             found.into_iter().for_each(|entry| self.clients[0].forget(entry.ino, 1));
         }
@@ -179,12 +183,12 @@ impl SpreadClients {
         remove: impl FnOnce(&RemoteClient) -> Result<()>,
     ) -> Result<()> {
         let found = self.clients[0].lookup(cx, at.0, at.1);
-        let removed = remove(self.one());
+        let removed = remove(self.choose_one());
         if removed.is_ok() {
-            self.resolved_by_all(cx, at, &Err(Errno::ENOENT));
+            self.check_resolved_by_all(cx, at, &Err(Errno::ENOENT));
         }
         if let Ok(entry) = found {
-            self.same_for_all(cx, entry.ino);
+            self.check_same_for_all(cx, entry.ino);
             self.clients[0].forget(entry.ino, 1);
         }
         removed
@@ -199,22 +203,22 @@ impl SpreadClients {
     ) -> Result<T> {
         let (client, own) = self.with(file.fh);
         let changed = change(client, own);
-        self.same_for_all(cx, file.ino);
+        self.check_same_for_all(cx, file.ino);
         changed
     }
 
-    fn made(
+    fn record_made(
         &self,
         cx: &Context<'_>,
         at: (Ino, Name<'_>),
         make: impl FnOnce(&RemoteClient) -> Result<Entry>,
     ) -> Result<Entry> {
-        let of = self.any();
+        let of = self.choose_any();
         let made = make(&self.clients[of])?;
-        self.known_to_all(cx, of, at, Ok(made))
+        self.check_known_to_all(cx, of, at, Ok(made))
     }
 
-    fn opened(&self, ino: Ino, of: Vec<Fh>, opened: OpenReply) -> OpenReply {
+    fn record_open(&self, ino: Ino, of: Vec<Fh>, opened: OpenReply) -> OpenReply {
         let fh = Fh(self.next.fetch_add(1, Ordering::Relaxed));
         lock(&self.open).insert(fh, SpreadFile { ino, of });
         OpenReply { fh, ..opened }
@@ -233,12 +237,12 @@ impl SpreadClients {
             false => client.open(cx, ino, again).map(|opened| opened.fh),
         });
         let handles: Result<Vec<Fh>> = handles.collect();
-        Ok(self.opened(ino, handles?, first))
+        Ok(self.record_open(ino, handles?, first))
     }
 }
 
 /// The attributes that nothing but a change of the model changes.
-fn seen(attr: &Attr) -> (u64, u32, u32, u32, u32) {
+fn select_compared(attr: &Attr) -> (u64, u32, u32, u32, u32) {
     (attr.size, attr.perm, attr.uid, attr.gid, attr.nlink)
 }
 
@@ -293,9 +297,9 @@ impl FileSystem for SpreadClients {
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let of = self.any();
+        let of = self.choose_any();
         let found = self.clients[of].lookup(cx, parent, name);
-        self.known_to_all(cx, of, (parent, name), found)
+        self.check_known_to_all(cx, of, (parent, name), found)
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
@@ -315,7 +319,7 @@ impl FileSystem for SpreadClients {
         // The first lookup of a file that was made without a name is one of the first client alone.
         let alone = u64::from(lock(&self.nameless).remove(&ino).is_some());
         self.clients[0].forget(ino, lookups);
-        self.others(0).for_each(|client| client.forget(ino, lookups - alone));
+        self.iter_others(0).for_each(|client| client.forget(ino, lookups - alone));
     }
 
     fn mknod(
@@ -325,7 +329,7 @@ impl FileSystem for SpreadClients {
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.made(cx, (parent, name), |client| client.mknod(cx, parent, name, node))
+        self.record_made(cx, (parent, name), |client| client.mknod(cx, parent, name, node))
     }
 
     fn mkdir(
@@ -335,7 +339,7 @@ impl FileSystem for SpreadClients {
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.made(cx, (parent, name), |client| client.mkdir(cx, parent, name, node))
+        self.record_made(cx, (parent, name), |client| client.mkdir(cx, parent, name, node))
     }
 
     fn symlink(
@@ -346,14 +350,16 @@ impl FileSystem for SpreadClients {
         target: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.made(cx, (parent, name), |client| client.symlink(cx, parent, name, target, node))
+        self.record_made(cx, (parent, name), |client| {
+            client.symlink(cx, parent, name, target, node)
+        })
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let of = self.any_for(ino);
+        let of = self.choose_any_for(ino);
         let linked = self.clients[of].link(cx, ino, parent, name)?;
         lock(&self.nameless).entry(ino).and_modify(|nameless| *nameless = false);
-        self.known_to_all(cx, of, (parent, name), Ok(linked))
+        self.check_known_to_all(cx, of, (parent, name), Ok(linked))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -371,21 +377,21 @@ impl FileSystem for SpreadClients {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        self.one().rename(cx, from, to, flags)
+        self.choose_one().rename(cx, from, to, flags)
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.one_for(ino).readlink(cx, ino)
+        self.choose_one_for(ino).readlink(cx, ino)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         assert!(fh.is_none(), "the driver looks at inodes");
-        self.one_for(ino).getattr(cx, ino, None)
+        self.choose_one_for(ino).getattr(cx, ino, None)
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         assert!(fh.is_none(), "the driver changes inodes");
-        self.one_for(ino).setattr(cx, ino, None, set)
+        self.choose_one_for(ino).setattr(cx, ino, None, set)
     }
 
     fn setxattr(
@@ -396,7 +402,7 @@ impl FileSystem for SpreadClients {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        self.one_for(ino).setxattr(cx, ino, name, value, flags)
+        self.choose_one_for(ino).setxattr(cx, ino, name, value, flags)
     }
 
     fn getxattr(
@@ -406,18 +412,18 @@ impl FileSystem for SpreadClients {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
-        self.one_for(ino).getxattr(cx, ino, name, room)
+        self.choose_one_for(ino).getxattr(cx, ino, name, room)
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
-        self.one_for(ino).removexattr(cx, ino, name)
+        self.choose_one_for(ino).removexattr(cx, ino, name)
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
-        let of = self.any_for(ino);
+        let of = self.choose_any_for(ino);
         let first = self.clients[of].open(cx, ino, args)?;
         if lock(&self.nameless).get(&ino) == Some(&true) {
-            return Ok(self.opened(ino, vec![first.fh], first));
+            return Ok(self.record_open(ino, vec![first.fh], first));
         }
         self.open_by_all(cx, ino, (of, first))
     }
@@ -430,9 +436,9 @@ impl FileSystem for SpreadClients {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
-        let of = self.any();
+        let of = self.choose_any();
         let (entry, first) = self.clients[of].create(cx, parent, name, node, args)?;
-        let entry = self.known_to_all(cx, of, (parent, name), Ok(entry))?;
+        let entry = self.check_known_to_all(cx, of, (parent, name), Ok(entry))?;
         Ok((entry, self.open_by_all(cx, entry.ino, (of, first))?))
     }
 
@@ -445,7 +451,7 @@ impl FileSystem for SpreadClients {
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.clients[0].tmpfile(cx, parent, node, args)?;
         lock(&self.nameless).insert(entry.ino, true);
-        let opened = self.opened(entry.ino, vec![opened.fh], opened);
+        let opened = self.record_open(entry.ino, vec![opened.fh], opened);
         Ok((entry, opened))
     }
 
@@ -497,14 +503,14 @@ impl FileSystem for SpreadClients {
         let client = lock(&self.random).usize(..src.of.len().min(dst.of.len()));
         let copy = CopyRange { src: src.file(client), dst: dst.file(client), ..*copy };
         let copied = self.clients[client].copy_file_range(cx, &copy);
-        self.same_for_all(cx, copy.dst.ino);
+        self.check_same_for_all(cx, copy.dst.ino);
         copied
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let handles = self.clients.iter().map(|client| Ok(client.opendir(cx, ino, flags)?.fh));
         let handles: Result<Vec<Fh>> = handles.collect();
-        Ok(self.opened(ino, handles?, OpenReply::default()))
+        Ok(self.record_open(ino, handles?, OpenReply::default()))
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {

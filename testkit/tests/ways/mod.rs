@@ -56,23 +56,23 @@ impl TestedFile {
 
 /// Runs `test` on `/file` of a file system that `make` makes, through each frontend: the in-process
 /// client, the socket and the lanes with that client in front of them, and the kernel mount over both transports.
-pub fn each<F: FileSystem + 'static>(
+pub fn run_on_each<F: FileSystem + 'static>(
     make: impl Fn() -> Arc<F>,
     test: impl Fn(&str, &Arc<F>, &dyn Fn() -> TestedFile),
 ) {
     let fs = make();
-    in_process(fs.clone(), |open| test("direct", &fs, open));
+    run_in_process(fs.clone(), |open| test("direct", &fs, open));
     let fs = make();
-    over_a_socket(fs.clone(), LaneUse::Never, |open| test("socket", &fs, open));
+    run_over_socket(fs.clone(), LaneUse::Never, |open| test("socket", &fs, open));
     let fs = make();
-    over_a_socket(fs.clone(), LaneUse::Required, |open| test("shared", &fs, open));
+    run_over_socket(fs.clone(), LaneUse::Required, |open| test("shared", &fs, open));
     for transport in [IoUring::Off, IoUring::Auto] {
         let fs = make();
         mounted(fs.clone(), transport, |open| test("kernel", &fs, open));
     }
 }
 
-fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> TestedFile)) {
+fn run_in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> TestedFile)) {
     let client = Arc::new(DirectClient::new(defuse_direct::ClientOptions::default()));
     client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
     let outside = WorkDir::Outside(b"/".to_vec());
@@ -85,7 +85,7 @@ fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> TestedFile
     client.unmount(b"a:", false).unwrap();
 }
 
-fn over_a_socket(
+fn run_over_socket(
     fs: Arc<dyn FileSystem>,
     lanes: LaneUse,
     test: impl FnOnce(&dyn Fn() -> TestedFile),
@@ -101,7 +101,7 @@ fn over_a_socket(
             RemoteClient::connect(&path, RemoteOptions { lanes, ..RemoteOptions::default() })
                 .unwrap();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            in_process(Arc::new(remote), test);
+            run_in_process(Arc::new(remote), test);
         }));
         server.shut_down();
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

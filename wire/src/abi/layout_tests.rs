@@ -9,7 +9,7 @@ use super::{NotifyCode, Opcode, flags::CONSTANTS, structs::LAYOUTS};
 
 const HEADER: &str = "/usr/include/linux/fuse.h";
 
-fn ours() -> BTreeMap<String, u64> {
+fn list_ours() -> BTreeMap<String, u64> {
     let mut facts = BTreeMap::new();
     for layout in LAYOUTS {
         facts.insert(format!("sizeof {}", layout.name), layout.size as u64);
@@ -79,7 +79,7 @@ fn the_installed_header_agrees() {
         eprintln!("skipped: no {path} to compare with");
         return;
     };
-    let facts = ours();
+    let facts = list_ours();
     let known: Vec<_> = facts.keys().filter(|fact| header_knows(&header, fact)).collect();
     let Some(output) = run_c(&c_program(&path, &known)) else {
         eprintln!("skipped: no C compiler (cc) to compare with {path}");

@@ -23,7 +23,7 @@ impl<'a> ArgumentReader<'a> {
     }
 
     /// Reads a structure. It is copied, because it may be unaligned.
-    pub(super) fn fixed<T: FromBytes>(&mut self) -> Result<T, DecodeProblem> {
+    pub(super) fn read_fixed<T: FromBytes>(&mut self) -> Result<T, DecodeProblem> {
         let source = if self.op.is_empty() { &mut self.rest } else { &mut self.op };
         let truncated = DecodeProblem::Truncated { need: size_of::<T>(), have: source.len() };
         let (value, rest) = T::read_from_prefix(source).map_err(|_| truncated)?;
@@ -47,7 +47,7 @@ impl<'a> ArgumentReader<'a> {
 
     /// Reads a structure that has grown from `min` bytes and may grow further: takes all remaining
     /// bytes, because newer kernels send unknown fields.
-    pub(super) fn growing<T: FromBytes + IntoBytes>(
+    pub(super) fn read_growing<T: FromBytes + IntoBytes>(
         &mut self,
         min: usize,
     ) -> Result<T, DecodeProblem> {

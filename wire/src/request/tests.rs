@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 const EXT: DecodeOptions = DecodeOptions { setxattr_ext: true, payload_in_pipe: false };
 const PIPE: DecodeOptions = DecodeOptions { setxattr_ext: true, payload_in_pipe: true };
 
-fn of(opcode: Opcode) -> RequestSample {
+fn make_sample(opcode: Opcode) -> RequestSample {
     samples().into_iter().find(|sample| sample.opcode == opcode).unwrap()
 }
 
@@ -60,7 +60,7 @@ fn no_prefix_of_a_request_decodes() {
 
 #[test]
 fn a_write_decodes_with_its_data_in_the_pipe() {
-    let bytes = of(Opcode::Write).bytes();
+    let bytes = make_sample(Opcode::Write).bytes();
     let request = DecodedRequest::parse(&bytes[..80], &PIPE).unwrap();
     let RequestBody::Write { args, data } = request.body else { panic!("{request:?}") };
     assert_eq!((args.offset, data), (4096, RequestPayload::Pipe(5)));
@@ -72,16 +72,16 @@ fn a_write_decodes_with_its_data_in_the_pipe() {
     assert_eq!(problem(&bytes[..82], &PIPE), DecodeProblem::TrailingBytes(2));
     assert_eq!(problem(&bytes[..80], &EXT), DecodeProblem::Length { header: 85, read: 80 });
     // Other requests must be completely in memory.
-    let bytes = of(Opcode::Rename).bytes();
+    let bytes = make_sample(Opcode::Rename).bytes();
     assert!(DecodedRequest::parse(&bytes[..52], &PIPE).is_err());
-    let bytes = of(Opcode::Getattr).bytes();
+    let bytes = make_sample(Opcode::Getattr).bytes();
     assert!(DecodedRequest::parse(&bytes[..48], &PIPE).is_err());
 }
 
 #[test]
 fn setxattr_has_two_layouts() {
-    let long = of(Opcode::Setxattr);
-    let mut short = of(Opcode::Setxattr);
+    let long = make_sample(Opcode::Setxattr);
+    let mut short = make_sample(Opcode::Setxattr);
     short.op.truncate(8);
     for (sample, options, flags) in [(long, EXT, 1), (short, DecodeOptions::default(), 0)] {
         let bytes = sample.bytes();
@@ -96,7 +96,7 @@ fn setxattr_has_two_layouts() {
 
 #[test]
 fn init_has_a_short_form_and_may_grow() {
-    let mut init = of(Opcode::Init);
+    let mut init = make_sample(Opcode::Init);
     for len in [16, 64, 80] {
         init.op.resize(len, 0xff);
         let bytes = init.bytes();
@@ -109,7 +109,7 @@ fn init_has_a_short_form_and_may_grow() {
 
 #[test]
 fn a_creation_carries_contexts_and_groups() {
-    let bytes = of(Opcode::Symlink).bytes();
+    let bytes = make_sample(Opcode::Symlink).bytes();
     let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
     let RequestBody::Symlink { name, target, ext } = request.body else { panic!("{request:?}") };
     assert_eq!((name, target), (&b"name"[..], &b"../target"[..]));
@@ -120,7 +120,7 @@ fn a_creation_carries_contexts_and_groups() {
 
 #[test]
 fn malformed_extensions_are_errors() {
-    let mut mkdir = of(Opcode::Mkdir);
+    let mut mkdir = make_sample(Opcode::Mkdir);
     let good = mkdir.ext.clone();
     let fails = |mkdir: &RequestSample, what: &str| match problem(&mkdir.bytes(), &EXT) {
         DecodeProblem::Extension(text) => assert_eq!(text, what),
@@ -150,7 +150,7 @@ fn malformed_extensions_are_errors() {
 
 #[test]
 fn batch_forget_counts_must_agree() {
-    let mut sample = of(Opcode::BatchForget);
+    let mut sample = make_sample(Opcode::BatchForget);
     let bytes = sample.bytes();
     let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
     let RequestBody::BatchForget(items) = request.body else { panic!("{request:?}") };
@@ -162,19 +162,19 @@ fn batch_forget_counts_must_agree() {
 
 #[test]
 fn errors_have_the_request_and_the_reply() {
-    let mut bytes = of(Opcode::Lookup).bytes();
+    let mut bytes = make_sample(Opcode::Lookup).bytes();
     bytes[4..8].copy_from_slice(&999u32.to_ne_bytes());
     let error = DecodedRequest::parse(&bytes, &EXT).unwrap_err();
     assert_eq!(error.to_string(), "request with opcode 999 (unique 4660): unknown opcode");
     assert_eq!(error.reply(), Some((0x1234, rustix::io::Errno::NOSYS)));
 
-    let mut bytes = of(Opcode::Lookup).bytes();
+    let mut bytes = make_sample(Opcode::Lookup).bytes();
     *bytes.last_mut().unwrap() = b'x';
     let error = DecodedRequest::parse(&bytes, &EXT).unwrap_err();
     assert_eq!(error.to_string(), "request LOOKUP (unique 4660): a name does not end with NUL");
     assert_eq!(error.reply(), Some((0x1234, rustix::io::Errno::IO)));
 
-    let mut forget = of(Opcode::Forget);
+    let mut forget = make_sample(Opcode::Forget);
     forget.op.truncate(4);
     assert_eq!(DecodedRequest::parse(&forget.bytes(), &EXT).unwrap_err().reply(), None);
     let error = DecodedRequest::parse(&[0; 39], &EXT).unwrap_err();
@@ -184,7 +184,7 @@ fn errors_have_the_request_and_the_reply() {
 
 #[test]
 fn a_resent_request_is_recognized() {
-    let mut bytes = of(Opcode::Statfs).bytes();
+    let mut bytes = make_sample(Opcode::Statfs).bytes();
     bytes[8..16].copy_from_slice(&(FUSE_UNIQUE_RESEND | 6).to_ne_bytes());
     let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
     assert!(request.is_resend());

@@ -83,7 +83,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     }
     packages::provide(TOOLS);
     if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
-        bail!("{} is missing: {}", tool.name, tool.by_hand());
+        bail!("{} is missing: {}", tool.name, tool.install_command());
     }
     // This also builds the library that `defuse run` loads into programs.
     command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
@@ -130,7 +130,7 @@ fn run_round(
             let mut job = DemoJob::new(children, place, name)?;
             let before = place.statistics(name)?;
             let mut said = (program.run)(&mut job)?;
-            let requests = place.statistics(name)?.since(&before);
+            let requests = place.statistics(name)?.changes_since(&before);
             if let Some(finish) = program.finish {
                 said += &finish(&job)?;
             }

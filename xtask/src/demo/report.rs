@@ -159,7 +159,7 @@ fn mounts() -> impl Iterator<Item = usize> + Clone {
 mod tests {
     use super::*;
 
-    fn measured(seconds: f64, said: &str) -> DemoMeasurement {
+    fn make_measurement(seconds: f64, said: &str) -> DemoMeasurement {
         let counts = BTreeMap::from([("READ".to_owned(), 7)]);
         DemoMeasurement { seconds, said: said.to_owned(), requests: RequestCounts { counts } }
     }
@@ -168,14 +168,14 @@ mod tests {
     fn ratios_are_taken_within_a_round() {
         let mut report = DemoReport::default();
         for (native, mounted) in [(1.0, 2.0), (10.0, 20.0), (1.0, 4.0)] {
-            report.add(0, 0, measured(native, "same"));
-            report.add(0, 1, measured(mounted, "same"));
+            report.add(0, 0, make_measurement(native, "same"));
+            report.add(0, 1, make_measurement(mounted, "same"));
         }
         assert_eq!(report.ratio(0, 1), Some(2.0));
         assert!(report.check().is_ok());
         let text = report.to_string();
         assert!(text.contains("1.000 s      2.00x") && text.contains("READ"), "{text}");
-        report.add(0, 1, measured(1.0, "other"));
+        report.add(0, 1, make_measurement(1.0, "other"));
         assert!(report.check().is_err());
     }
 }

@@ -26,7 +26,7 @@ impl RequestCounts {
     }
 
     /// The requests since `earlier`.
-    pub fn since(&self, earlier: &RequestCounts) -> RequestCounts {
+    pub fn changes_since(&self, earlier: &RequestCounts) -> RequestCounts {
         let new = |(op, count): (&String, &u64)| {
             let before = earlier.counts.get(op).copied().unwrap_or(0);
             (*count > before).then(|| (op.clone(), count - before))
@@ -46,7 +46,10 @@ mod tests {
                 {"op":"READ","stage":"pending","count":9},{"op":"OPEN","stage":"user","count":1}]}"#;
             RequestCounts::parse(&json.replace("COUNT", &reads.to_string())).unwrap()
         };
-        assert_eq!(stat(5).since(&stat(2)).counts, BTreeMap::from([("READ".to_owned(), 3)]));
+        assert_eq!(
+            stat(5).changes_since(&stat(2)).counts,
+            BTreeMap::from([("READ".to_owned(), 3)])
+        );
         assert!(RequestCounts::parse("{}").is_err());
     }
 }

@@ -51,7 +51,7 @@ pub fn copy(children: &ChildPrograms, place: &DemoDir, limit: u64) -> Result<Dem
     let copy = |from: &Path, to: &Path, limit| {
         fs::create_dir(to)?;
         let mut size = TreeSize::default();
-        for entry in sorted(from)? {
+        for entry in list_sorted(from)? {
             let more = measure(&entry);
             if size.bytes + more.bytes > limit {
                 continue;
@@ -74,12 +74,12 @@ pub fn copy(children: &ChildPrograms, place: &DemoDir, limit: u64) -> Result<Dem
 fn candidates() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
     let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or(home);
-    let registries = cargo.and_then(|cargo| sorted(&cargo.join("registry/src")).ok());
+    let registries = cargo.and_then(|cargo| list_sorted(&cargo.join("registry/src")).ok());
     let include = PathBuf::from("/usr/include");
     registries.unwrap_or_default().into_iter().chain([include]).filter(|dir| dir.is_dir()).collect()
 }
 
-fn sorted(dir: &Path) -> Result<Vec<PathBuf>> {
+fn list_sorted(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = dir.read_dir().with_context(|| dir.display().to_string())?;
     let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     paths.sort();
@@ -96,6 +96,6 @@ fn measure(path: &Path) -> TreeSize {
         files: size.files + more.files,
         bytes: size.bytes + more.bytes,
     };
-    let entries = sorted(path).unwrap_or_default();
+    let entries = list_sorted(path).unwrap_or_default();
     entries.iter().map(|path| measure(path)).fold(TreeSize::default(), add)
 }

@@ -62,7 +62,7 @@ pub fn run(args: &FreshArgs) -> Result<()> {
     ensure!(command::is_root(), "creating a root file system requires root: run it as root");
     packages::provide(TOOLS);
     if let Some(tool) = TOOLS.iter().find(|tool| !tool.is_there()) {
-        bail!("{} is missing: {}", tool.name, tool.by_hand());
+        bail!("{} is missing: {}", tool.name, tool.install_command());
     }
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     if args.command.is_empty() {
@@ -95,10 +95,10 @@ fn run_in(release: &DebianRelease, dir: &std::path::Path, commands: &[&[&str]]) 
 /// Looks up every package in the lists of a release, as if none were installed.
 fn resolve(release: &DebianRelease) -> Result<()> {
     let place = root::place(&std::env::temp_dir())?;
-    let apt = AptTool::of_empty_machine().with_options(release.apt_options(place.path())?);
+    let apt = AptTool::for_empty_machine().with_options(release.apt_options(place.path())?);
     apt.update()?;
-    let names = suite::all_packages();
-    let complaints = apt.not_installable(&names)?;
+    let names = suite::list_packages();
+    let complaints = apt.check_installable(&names)?;
     ensure!(complaints.is_empty(), "{}: {}", release.name(), complaints.join("\n"));
     println!("{} packages can be installed on {}", names.len(), release.name());
     Ok(())

@@ -44,7 +44,7 @@ impl DebianRelease {
         let mut sources = sources(&targets()?, &own, name);
         if sources.is_empty() {
             // apt knows the origin of a mirror only from its lists.
-            AptTool::of_this_machine().update()?;
+            AptTool::for_this_machine().update()?;
             sources = self::sources(&targets()?, &own, name);
         }
         ensure!(!sources.is_empty(), "this machine's apt knows no mirror of Debian");

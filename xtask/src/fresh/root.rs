@@ -56,7 +56,7 @@ impl MinimalRoot {
         let (sources, settings) = (root.path("sources.list"), root.path("apt.conf"));
         fs::write(&sources, release.sources())?;
         fs::write(&settings, release.settings())?;
-        let mut make = root.in_namespaces("mmdebstrap");
+        let mut make = root.command_in_namespaces("mmdebstrap");
         make.args(["--quiet", "--mode=root", "--variant=minbase"]);
         make.arg(format!("--include={packages}"));
         make.arg(format!("--aptopt={}", settings.display())).arg(release.name());
@@ -75,7 +75,7 @@ impl MinimalRoot {
 
     /// Runs a command in the root, in the directory of the project.
     pub fn run(&self, children: &ChildPrograms, words: &[&str]) -> Result<()> {
-        let mut command = self.in_namespaces("sh");
+        let mut command = self.command_in_namespaces("sh");
         command.args(["-c", ENTER, "enter"]).arg(self.dir()).arg(&self.toolchain);
         command.arg(self.registry.clone().unwrap_or_default()).arg(self.path("downloads"));
         command.args(words);
@@ -98,7 +98,7 @@ impl MinimalRoot {
         self.path("root")
     }
 
-    fn in_namespaces(&self, program: &str) -> Command {
+    fn command_in_namespaces(&self, program: &str) -> Command {
         let mut command = Command::new("unshare");
         command.args(NAMESPACES).arg("--").arg(program);
         command

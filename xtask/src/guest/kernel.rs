@@ -27,9 +27,9 @@ impl UnpackedKernel {
     /// The kernel of this release, which is downloaded unless it is in `dir`; or the kernel in [`OTHER`].
     pub fn get(dir: &Path) -> Result<UnpackedKernel> {
         if let Some(root) = std::env::var_os(OTHER) {
-            return UnpackedKernel::below(root.into());
+            return UnpackedKernel::find_below(root.into());
         }
-        let apt = AptTool::of_this_machine();
+        let apt = AptTool::for_this_machine();
         let package = match apt.dependency(PACKAGE, "linux-image-") {
             Ok(package) => package,
             Err(_) => {
@@ -48,7 +48,7 @@ impl UnpackedKernel {
     }
 
     /// The kernel that `make` and `make modules_install INSTALL_MOD_PATH=ROOT` have left, with its image in `boot`.
-    fn below(root: PathBuf) -> Result<UnpackedKernel> {
+    fn find_below(root: PathBuf) -> Result<UnpackedKernel> {
         let versions = root.join("lib/modules");
         let names = fs::read_dir(&versions).with_context(|| versions.display().to_string())?;
         let names = names.map_while(Result::ok).map(|entry| entry.file_name());
@@ -88,7 +88,7 @@ impl UnpackedKernel {
     }
 
     /// Returns the names among `names` that are modules of this kernel.
-    pub fn those_there<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
+    pub fn filter_existing<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
         let needs = fs::read_to_string(self.modules().join("modules.dep"))?;
         let known = ModuleDependencies::parse(&needs);
         Ok(names.iter().copied().filter(|name| known.find(name).is_some()).collect())

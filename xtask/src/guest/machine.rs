@@ -97,13 +97,15 @@ impl GuestMachine {
             let left = self.until.saturating_duration_since(Instant::now());
             let line = match self.lines.recv_timeout(left) {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => bail!("{}", self.story("it takes too long")),
-                Err(RecvTimeoutError::Disconnected) => bail!("{}", self.story("QEMU ended")),
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{}", self.describe_end("it takes too long"))
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("{}", self.describe_end("QEMU ended")),
             };
             self.seen.push(line.clone());
             match parse(&line) {
                 Some(Ok(said)) => return Ok(said),
-                Some(Err(check)) => bail!("{}", self.story(&format!("{check} failed"))),
+                Some(Err(check)) => bail!("{}", self.describe_end(&format!("{check} failed"))),
                 None => {}
             }
         }
@@ -162,7 +164,7 @@ impl GuestMachine {
     }
 
     /// A message with the last lines.
-    fn story(&self, what: &str) -> String {
+    fn describe_end(&self, what: &str) -> String {
         let console = fs::read(&self.console).unwrap_or_default();
         let console = String::from_utf8_lossy(&console).into_owned();
         let console: Vec<&str> = console.lines().map(str::trim_end).collect();

@@ -55,7 +55,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Runs all jobs.
 pub fn check(parts: &mut RunRecord) -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
-        parts.not_here("the guest has the processor of a PC");
+        parts.record_missing_part("the guest has the processor of a PC");
         return Ok(());
     }
     if !apt::is_there() {
@@ -110,7 +110,7 @@ fn initial_files(kernel: &UnpackedKernel, program: &Path, dir: &Path) -> Result<
         archive.program(&find(name)?, &format!("/usr/sbin/{name}"))?;
     }
     archive.file("/small.f", include_bytes!("small.f"), 0o644)?;
-    let mut names = kernel.those_there(OPTIONAL)?;
+    let mut names = kernel.filter_existing(OPTIONAL)?;
     names.extend(MODULES);
     let modules = kernel.with_needed(&names)?;
     let mut order = String::new();

@@ -34,7 +34,7 @@ pub fn make(
         tree::fill(&base, part, "defuse", built, &LAYOUT)?;
     }
     // systemd looks for units of the administrator in lib/systemd/system of /usr/local.
-    let at = InstallTarget::of_package(&base);
+    let at = InstallTarget::for_package(&base);
     at.write("INSTALL", install(glibc).as_bytes(), 0o644)?;
     at.write("share/doc/defuse/NOTICE", facts.notices.as_bytes(), 0o644)?;
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {

@@ -41,7 +41,7 @@ impl TargetGlibc {
     pub fn compiler(self, dir: &Path) -> Result<PathBuf> {
         match self {
             TargetGlibc::Own => Ok(crate::library::compiler().into()),
-            TargetGlibc::Old => old_compiler(dir).with_context(|| {
+            TargetGlibc::Old => make_old_compiler(dir).with_context(|| {
                 format!(
                     "no glibc of Debian {RELEASE}: `--glibc own` links for that of this machine, and the packages say which it is"
                 )
@@ -59,10 +59,10 @@ impl TargetGlibc {
     /// # Errors
     ///
     /// Fails if one of them needs a later glibc than it was to be linked for, and names the symbol.
-    pub fn needed(self, files: &[&Path]) -> Result<GlibcVersion> {
+    pub fn find_needed(self, files: &[&Path]) -> Result<GlibcVersion> {
         let mut needed = GlibcVersion(2, 0);
         for file in files {
-            let (version, symbol) = needed_by(file)?;
+            let (version, symbol) = find_needed_by(file)?;
             if self.most().is_some_and(|most| version > most) {
                 bail!("{} needs glibc {version} for {symbol}", file.display());
             }
@@ -83,14 +83,14 @@ impl std::fmt::Display for GlibcVersion {
 }
 
 /// The latest version of glibc's symbols that an object file needs, and one of these symbols.
-fn needed_by(file: &Path) -> Result<(GlibcVersion, String)> {
+fn find_needed_by(file: &Path) -> Result<(GlibcVersion, String)> {
     let table = command::output(Command::new("objdump").arg("-T").arg(file))?;
-    let newest = table.lines().filter_map(needed_symbol).max_by_key(|(version, _)| *version);
+    let newest = table.lines().filter_map(parse_needed_symbol).max_by_key(|(version, _)| *version);
     newest.with_context(|| format!("{} needs no symbol of glibc", file.display()))
 }
 
 /// Version and name in a line of a table of symbols, unless a program runs without the symbol or the file defines it.
-fn needed_symbol(line: &str) -> Option<(GlibcVersion, String)> {
+fn parse_needed_symbol(line: &str) -> Option<(GlibcVersion, String)> {
     if !line.contains("*UND*") {
         return None;
     }
@@ -102,7 +102,7 @@ fn needed_symbol(line: &str) -> Option<(GlibcVersion, String)> {
 }
 
 /// The compiler of this machine, with the files of the old release.
-fn old_compiler(dir: &Path) -> Result<PathBuf> {
+fn make_old_compiler(dir: &Path) -> Result<PathBuf> {
     let (root, program) = (dir.join("root"), dir.join("cc"));
     if program.is_file() {
         return Ok(program);
@@ -112,7 +112,7 @@ fn old_compiler(dir: &Path) -> Result<PathBuf> {
     let debs = dir.join("packages");
     fs::create_dir_all(&debs)?;
     let release = DebianRelease::find(RELEASE)?;
-    let apt = AptTool::of_empty_machine().with_options(release.apt_options(&dir.join("apt"))?);
+    let apt = AptTool::for_empty_machine().with_options(release.apt_options(&dir.join("apt"))?);
     apt.update()?;
     for package in PACKAGES {
         let file = apt.download(package, &debs)?;
@@ -142,7 +142,7 @@ fn links_for(compiler: &Path, dir: &Path) -> Result<()> {
     let (source, program) = (dir.join("probe.c"), dir.join("probe"));
     fs::write(&source, "int main(void) { return 0; }\n")?;
     command::run(Command::new(compiler).arg("-o").arg(&program).arg(source).stdout(Stdio::null()))?;
-    TargetGlibc::Old.needed(&[&program]).map(drop)
+    TargetGlibc::Old.find_needed(&[&program]).map(drop)
 }
 
 /// Makes the links below `dir` relative that lead to paths of `root`: they would lead to files of this machine.
@@ -181,10 +181,13 @@ mod tests {
         let needed = "0000000000000000      DF *UND*\t0000000000000000 (GLIBC_2.34) pthread_create";
         let own = "00000000000a6f90  w   DF .text\t0000000000000026  GLIBC_2.99  own";
         let other = "0000000000000000      DF *UND*\t0000000000000000 (GCC_3.0) _Unwind_Resume";
-        assert_eq!(needed_symbol(needed), Some((GlibcVersion(2, 34), "pthread_create".to_owned())));
-        assert_eq!((needed_symbol(own), needed_symbol(other)), (None, None));
+        assert_eq!(
+            parse_needed_symbol(needed),
+            Some((GlibcVersion(2, 34), "pthread_create".to_owned()))
+        );
+        assert_eq!((parse_needed_symbol(own), parse_needed_symbol(other)), (None, None));
         let short = needed.replace("2.34", "2.2.5");
-        assert_eq!(needed_symbol(&short).unwrap().0, GlibcVersion(2, 2));
+        assert_eq!(parse_needed_symbol(&short).unwrap().0, GlibcVersion(2, 2));
         assert!(GlibcVersion(2, 4) < GlibcVersion(2, 31));
     }
 

@@ -71,16 +71,16 @@ pub struct PackageArgs {
 pub fn run(args: &PackageArgs) -> Result<()> {
     packages::provide(BUILD_TOOLS);
     if let Some(tool) = BUILD_TOOLS.iter().find(|tool| !tool.is_there()) {
-        bail!("{} is missing: {}", tool.name, tool.by_hand());
+        bail!("{} is missing: {}", tool.name, tool.install_command());
     }
     let own = command::target_dir()?.join("packages");
     let to = args.out.clone().unwrap_or_else(|| own.clone());
     let built = match &args.built {
-        Some(dir) => BuiltFiles::in_dir(dir, args.glibc.compiler(&own.join("glibc"))?),
+        Some(dir) => BuiltFiles::from_dir(dir, args.glibc.compiler(&own.join("glibc"))?),
         None => build(args.glibc, &own)?,
     };
     built.check()?;
-    let mut facts = ReleaseFacts::of_checkout()?;
+    let mut facts = ReleaseFacts::from_checkout()?;
     if args.built.is_some() {
         // A build for a trial, which may be large.
         facts.level = 1;
@@ -89,7 +89,7 @@ pub fn run(args: &PackageArgs) -> Result<()> {
     let files = make(&built, &facts, args.glibc, &to)?;
     files.iter().for_each(|file| println!("{}", file.display()));
     keep_symbols(&built, &facts, &to)?;
-    args.trials.iter().try_for_each(|release| trial::on(release, &files))
+    args.trials.iter().try_for_each(|release| trial::try_on(release, &files))
 }
 
 /// Keeps the symbols for debuggers, which are in no package. They are of the build id that a program has.
@@ -113,7 +113,7 @@ fn build(glibc: TargetGlibc, own: &Path) -> Result<BuiltFiles> {
     cargo.env("CC", &compiler).env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", &compiler);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", remapped()?);
     command::run(&mut cargo)?;
-    Ok(BuiltFiles::in_dir(&dir.join("dist"), compiler))
+    Ok(BuiltFiles::from_dir(&dir.join("dist"), compiler))
 }
 
 /// The options of rustc that replace the paths of this machine.
@@ -133,7 +133,7 @@ fn make(
     to: &Path,
 ) -> Result<Vec<PathBuf>> {
     let objects = [&built.program, &built.study, &built.preload].map(PathBuf::as_path);
-    let needed = glibc.needed(&objects)?.to_string();
+    let needed = glibc.find_needed(&objects)?.to_string();
     let work = tempfile::tempdir_in(to)?;
     let place = |name: &str| -> Result<PathBuf> {
         let place = work.path().join(name);

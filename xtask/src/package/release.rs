@@ -39,7 +39,7 @@ pub struct ReleaseFacts {
 
 impl ReleaseFacts {
     /// The facts of the checkout. A commit without a tag of its version is an earlier version than the release.
-    pub fn of_checkout() -> Result<ReleaseFacts> {
+    pub fn from_checkout() -> Result<ReleaseFacts> {
         let last = |format: &str| git(&["log", "-1", &format!("--format={format}")]);
         let time: u64 = last("%ct")?.parse().context("the time of the last commit")?;
         let plain = env!("CARGO_PKG_VERSION");
@@ -48,7 +48,7 @@ impl ReleaseFacts {
         let day = git(&["log", "-1", "--format=%cd", "--date=format-local:%Y%m%d.%H%M%S"])?;
         let version =
             if is_release { plain.to_owned() } else { format!("{plain}~git{day}.{}", last("%h")?) };
-        let crates = LinkedCrate::all()?;
+        let crates = LinkedCrate::list_all()?;
         Ok(ReleaseFacts {
             version,
             time,
@@ -90,7 +90,7 @@ pub struct LinkedCrate {
 
 impl LinkedCrate {
     /// All of them, sorted.
-    fn all() -> Result<Vec<LinkedCrate>> {
+    fn list_all() -> Result<Vec<LinkedCrate>> {
         let mut tree = command::cargo();
         tree.args([
             "tree",
@@ -103,7 +103,7 @@ impl LinkedCrate {
             "{p}",
         ]);
         let said = command::output(tree.args(CRATES.iter().flat_map(|name| ["--package", name])))?;
-        let linked: BTreeSet<(&str, &str)> = said.lines().filter_map(named).collect();
+        let linked: BTreeSet<(&str, &str)> = said.lines().filter_map(parse_name).collect();
         let mut metadata = command::cargo();
         // Crates for other systems are not downloaded.
         metadata.args(["metadata", "--offline", "--format-version=1", "--filter-platform", TARGET]);
@@ -141,7 +141,7 @@ impl LinkedCrate {
 }
 
 /// Name and version in a line `NAME vVERSION …`.
-fn named(line: &str) -> Option<(&str, &str)> {
+fn parse_name(line: &str) -> Option<(&str, &str)> {
     let mut words = line.split(' ');
     Some((words.next()?, words.next()?.strip_prefix('v')?))
 }

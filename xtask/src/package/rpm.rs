@@ -105,7 +105,7 @@ fn head(facts: &ReleaseFacts, work: &Path) -> String {
     }
     // Without fuse3 only root mounts.
     let _ = writeln!(spec, "Packager: {}\nRecommends: fuse3", facts.maintainer);
-    spec += &about(PackagePart::Program);
+    spec += &describe(PackagePart::Program);
     let _ = writeln!(spec, "%install\nmkdir -p %{{buildroot}}");
     for part in PackagePart::ALL {
         let _ = writeln!(spec, "cp -a {}/. %{{buildroot}}/", work.join(name(part)).display());
@@ -114,7 +114,7 @@ fn head(facts: &ReleaseFacts, work: &Path) -> String {
 }
 
 /// Summary and description.
-fn about(part: PackagePart) -> String {
+fn describe(part: PackagePart) -> String {
     let (summary, text) = part.description();
     let option =
         if part == PackagePart::Program { String::new() } else { format!(" -n {}", name(part)) };
@@ -128,7 +128,7 @@ fn section(part: PackagePart, base: &Path) -> Result<String> {
         PackagePart::Program => String::new(),
         _ => {
             let _ = write!(text, "%package -n {}\n{}", name(part), needs(part));
-            text += &about(part);
+            text += &describe(part);
             format!(" -n {}", name(part))
         }
     };

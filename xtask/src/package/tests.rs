@@ -70,7 +70,7 @@ fn facts() -> ReleaseFacts {
     }
 }
 
-fn of_kind(made: &[PathBuf], name: &str, end: &str) -> PathBuf {
+fn find_kind(made: &[PathBuf], name: &str, end: &str) -> PathBuf {
     let is_it = |file: &&PathBuf| {
         let file = file.file_name().unwrap().to_string_lossy().into_owned();
         file.starts_with(name) && file.ends_with(end)
@@ -78,7 +78,7 @@ fn of_kind(made: &[PathBuf], name: &str, end: &str) -> PathBuf {
     made.iter().find(is_it).unwrap_or_else(|| panic!("no {name}{end}: {made:?}")).clone()
 }
 
-fn said(program: &str, arguments: &[&str], file: &Path) -> String {
+fn run_tool(program: &str, arguments: &[&str], file: &Path) -> String {
     command::output(Command::new(program).args(arguments).arg(file)).unwrap()
 }
 
@@ -100,13 +100,13 @@ fn packages_are_equal_when_made_again_and_complete_and_leave_nothing() {
     let place = tempfile::tempdir().unwrap();
     let built = stand_ins(place.path());
     let made = make(&built, &facts(), TargetGlibc::Own, place.path()).unwrap();
-    are_equal_when_made_again(&built, &made);
-    of_debian(&made);
-    for_rpm(place.path(), &made);
+    check_reproducible(&built, &made);
+    check_debian(&made);
+    check_rpm(place.path(), &made);
     archive(place.path(), &built, &made);
 }
 
-fn are_equal_when_made_again(built: &BuiltFiles, first: &[PathBuf]) {
+fn check_reproducible(built: &BuiltFiles, first: &[PathBuf]) {
     // Times of files would differ.
     std::thread::sleep(Duration::from_millis(1100));
     let place = tempfile::tempdir().unwrap();
@@ -118,10 +118,10 @@ fn are_equal_when_made_again(built: &BuiltFiles, first: &[PathBuf]) {
     }
 }
 
-fn of_debian(made: &[PathBuf]) {
-    let deb = |name| of_kind(made, name, ".deb");
+fn check_debian(made: &[PathBuf]) {
+    let deb = |name| find_kind(made, name, ".deb");
     let program = deb("defuse_");
-    let listed = entries(&said("dpkg-deb", &["--contents"], &program));
+    let listed = entries(&run_tool("dpkg-deb", &["--contents"], &program));
     for entry in [
         "-rwxr-xr-x root/root ./usr/bin/defuse",
         "-rw-r--r-- root/root ./usr/lib/defuse/libdefuse_preload.so",
@@ -140,7 +140,7 @@ fn of_debian(made: &[PathBuf]) {
     ] {
         assert!(listed.contains(entry), "{entry}: {listed:#?}");
     }
-    let listed = entries(&said("dpkg-deb", &["--contents"], &deb("libdefuse-dev_")));
+    let listed = entries(&run_tool("dpkg-deb", &["--contents"], &deb("libdefuse-dev_")));
     for path in ["include/defuse.h", "lib/x86_64-linux-gnu/libdefuse.a"] {
         assert!(listed.contains(&format!("-rw-r--r-- root/root ./usr/{path}")), "{listed:#?}");
     }
@@ -166,9 +166,9 @@ fn of_debian(made: &[PathBuf]) {
     assert!(errors.is_empty(), "{errors}");
 }
 
-fn for_rpm(place: &Path, made: &[PathBuf]) {
-    let program = of_kind(made, "defuse-0", ".rpm");
-    let needs = said("rpm", &["--query", "--requires", "--package"], &program);
+fn check_rpm(place: &Path, made: &[PathBuf]) {
+    let program = find_kind(made, "defuse-0", ".rpm");
+    let needs = run_tool("rpm", &["--query", "--requires", "--package"], &program);
     assert!(needs.contains("libc.so.6(GLIBC_2."), "{needs}");
     let root = place.join("root");
     fs::create_dir(&root).unwrap();
@@ -201,8 +201,8 @@ fn for_rpm(place: &Path, made: &[PathBuf]) {
 }
 
 fn archive(place: &Path, built: &BuiltFiles, made: &[PathBuf]) {
-    let archive = of_kind(made, "defuse-0", ".tar.gz");
-    let needed = TargetGlibc::Own.needed(&[&built.program]).unwrap();
+    let archive = find_kind(made, "defuse-0", ".tar.gz");
+    let needed = TargetGlibc::Own.find_needed(&[&built.program]).unwrap();
     let name = archive.file_name().unwrap().to_string_lossy().into_owned();
     assert!(name.ends_with(&format!("-x86_64-linux-glibc{needed}.tar.gz")), "{name}");
     let to = place.join("unpacked");

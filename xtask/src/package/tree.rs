@@ -27,7 +27,7 @@ pub struct BuiltFiles {
 
 impl BuiltFiles {
     /// The files of cargo's directory of a profile.
-    pub fn in_dir(dir: &Path, compiler: PathBuf) -> BuiltFiles {
+    pub fn from_dir(dir: &Path, compiler: PathBuf) -> BuiltFiles {
         let (program, study) = (dir.join("defuse"), dir.join("defuse-study"));
         BuiltFiles {
             printers: [program.clone(), study.clone()],
@@ -120,7 +120,7 @@ pub fn fill(
     built: &BuiltFiles,
     layout: &PackageLayout,
 ) -> Result<()> {
-    let at = InstallTarget::of_package(base);
+    let at = InstallTarget::for_package(base);
     let doc = format!("share/doc/{}", layout.doc.unwrap_or(name));
     let library = LibraryInstall {
         prefix: Path::new(layout.prefix),
@@ -139,7 +139,7 @@ pub fn fill(
             let unstripped = base.join("libdefuse.so.unstripped");
             library.link(&built.library, &unstripped)?;
             strip(&unstripped, &linked, &["--strip-unneeded"], 0o755)?;
-            library.shared(&linked, layout.library_mode, &at)?;
+            library.install_shared(&linked, layout.library_mode, &at)?;
             [linked, unstripped].iter().try_for_each(fs::remove_file)?;
         }
         PackagePart::Development => {

@@ -26,7 +26,7 @@ pub fn check() -> Result<()> {
     let own = command::target_dir()?.join("packages");
     let built = build(TargetGlibc::Old, &own)?;
     built.check()?;
-    let facts = ReleaseFacts::of_checkout()?;
+    let facts = ReleaseFacts::from_checkout()?;
     let (first, second) = (tempfile::tempdir_in(&own)?, tempfile::tempdir_in(&own)?);
     let files = make(&built, &facts, TargetGlibc::Old, first.path())?;
     let again = make(&built, &facts, TargetGlibc::Old, second.path())?;
@@ -41,11 +41,11 @@ pub fn check() -> Result<()> {
         files.iter().filter(|file| has_end(file, "deb")).cloned().collect();
     let errors = deb::errors(&of_debian)?;
     ensure!(errors.is_empty(), "{errors}");
-    RELEASES.iter().try_for_each(|release| on(release, &files))
+    RELEASES.iter().try_for_each(|release| try_on(release, &files))
 }
 
 /// Tries the packages among `files` on a minimal system of `release`.
-pub fn on(release: &str, files: &[PathBuf]) -> Result<()> {
+pub fn try_on(release: &str, files: &[PathBuf]) -> Result<()> {
     ensure!(command::is_root(), "creating a root file system requires root: run it as root");
     let used = || use_on(&DebianRelease::find(release)?, files);
     used().with_context(|| format!("on a minimal {release}"))

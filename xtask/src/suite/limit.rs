@@ -17,11 +17,11 @@ pub struct StepTimeLimit {
 impl StepTimeLimit {
     /// Kills all descendants of this process after `time`.
     pub fn new(step: &'static str, time: Duration) -> Self {
-        StepTimeLimit::over(std::process::id(), step, time)
+        StepTimeLimit::from_killed(std::process::id(), step, time)
     }
 
     /// Kills all descendants of the process `root`.
-    fn over(root: u32, step: &'static str, time: Duration) -> Self {
+    fn from_killed(root: u32, step: &'static str, time: Duration) -> Self {
         let (done, end) = channel();
         let watcher = std::thread::spawn(move || {
             if end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
@@ -98,7 +98,7 @@ mod tests {
         while descendants(step.id(), &parents()).is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let limit = StepTimeLimit::over(step.id(), "a test", Duration::from_millis(50));
+        let limit = StepTimeLimit::from_killed(step.id(), "a test", Duration::from_millis(50));
         assert!(!step.wait().unwrap().success());
         drop(limit);
         let limit = StepTimeLimit::new("a test", Duration::from_secs(600));

@@ -14,7 +14,7 @@ use anyhow::Result;
 use crate::command;
 use crate::packages::{self, RequiredTool};
 use crate::parts::{OmittedPart, RunRecord, TestFailure};
-pub use steps::all_packages;
+pub use steps::list_packages;
 use steps::{STEPS, StepAction, StepSchedule, TestStep};
 use times::RecordedTimes;
 
@@ -94,7 +94,7 @@ fn passes<'a>(
     strict: bool,
 ) -> bool {
     let failed = outcomes.any(|outcome| matches!(outcome, StepOutcome::Failed(_)));
-    let incomplete = strict && !parts.left_out(true).is_empty();
+    let incomplete = strict && !parts.omitted_parts(true).is_empty();
     !failed && !incomplete
 }
 
@@ -146,7 +146,7 @@ fn prepare(steps: &[&TestStep], parts: &mut RunRecord) {
     parts.begin("preparation");
     for tool in tools.iter().filter(|tool| !tool.is_there()) {
         if let Some(part) = tool.part {
-            parts.skip(&format!("{part}: {} is missing ({})", tool.name, tool.by_hand()));
+            parts.skip(&format!("{part}: {} is missing ({})", tool.name, tool.install_command()));
         }
     }
     if tools.is_empty() {
@@ -192,7 +192,7 @@ fn perform(step: &'static TestStep, parts: &mut RunRecord) -> StepReport {
 fn attempt(step: &TestStep, parts: &mut RunRecord) -> StepOutcome {
     let missing = step.tools.iter().find(|tool| tool.part.is_none() && !tool.is_there());
     if let Some(tool) = missing {
-        let why = format!("{} is missing: {}", tool.name, tool.by_hand());
+        let why = format!("{} is missing: {}", tool.name, tool.install_command());
         parts.skip(&why);
         return StepOutcome::Skipped(why);
     }
@@ -253,12 +253,12 @@ fn summarize(reports: &[StepReport]) {
 
 /// Prints the last lines: the parts that were left out, and the consequence.
 fn say_left_out(parts: &RunRecord, strict: bool) {
-    let not_here = parts.left_out(false);
+    let not_here = parts.omitted_parts(false);
     if !not_here.is_empty() {
         println!("{} parts cannot run on this machine, whatever is installed:", not_here.len());
         say_each(&not_here);
     }
-    let left_out = parts.left_out(true);
+    let left_out = parts.omitted_parts(true);
     let meaning = match (left_out.is_empty(), strict) {
         (true, _) => "",
         (false, true) => ", which fails the run because CI is set:",
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn packages_and_toolchain_components_are_distinguished() {
-        let names = steps::all_packages();
+        let names = steps::list_packages();
         assert!(names.contains(&"libpython3.*-testsuite") && names.contains(&"git"), "{names:?}");
         assert!(!names.contains(&"rustfmt"), "{names:?}");
     }
@@ -317,7 +317,7 @@ mod tests {
         let (passed, failed) = (StepOutcome::Passed, StepOutcome::Failed("no".to_owned()));
         assert_eq!(verdict(&passed, &parts), [true, true]);
         assert_eq!(verdict(&failed, &parts), [false, false]);
-        parts.not_here("this kernel has none");
+        parts.record_missing_part("this kernel has none");
         assert_eq!(verdict(&passed, &parts), [true, true]);
         parts.skip("bindfs is missing");
         assert_eq!(verdict(&passed, &parts), [true, false]);

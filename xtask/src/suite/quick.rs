@@ -28,14 +28,14 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 pub fn test(parts: &mut RunRecord) -> Result<()> {
     let deadline = Instant::now() + BUDGET.saturating_sub(parts.elapsed());
     let packages = packages()?;
-    let changed = owners(&packages, &changed_files()?);
+    let changed = owners(&packages, &find_changed_files()?);
     if changed.is_empty() {
         println!("no crate differs from the last commit");
         return Ok(());
     }
     println!("changed crates: {}", names(&changed).join(", "));
     let times = RecordedTimes::load()?;
-    let time_of = |program: &&str| times.of(program).unwrap_or(UNKNOWN);
+    let time_of = |program: &&str| times.time_of(program).unwrap_or(UNKNOWN);
     let left = || deadline.saturating_duration_since(Instant::now());
 
     let (mut own, mut left_out) = (Vec::new(), Vec::new());
@@ -123,7 +123,7 @@ fn dependents<'a>(packages: &'a [CargoPackage], on: &[&CargoPackage]) -> Vec<&'a
 
 /// Files that differ from the last commit, with new ones, relative to the root of the project. The files of the last
 /// commit if none differs.
-fn changed_files() -> Result<Vec<PathBuf>> {
+fn find_changed_files() -> Result<Vec<PathBuf>> {
     let git = |arguments: &[&str]| {
         command::output(Command::new("git").current_dir(command::root()).args(arguments))
     };
@@ -190,6 +190,6 @@ mod tests {
         assert!(of("xtask").tests.contains(&"structure".to_owned()) && !of("xtask").has_library);
         assert!(of("defuse-preload").has_library);
         assert!(names(&dependents(&packages, &[of("defuse-fs")])).contains(&"defuse"));
-        changed_files().unwrap();
+        find_changed_files().unwrap();
     }
 }

@@ -283,9 +283,9 @@ pub const STEPS: &[TestStep] = &[
     ),
     TestStep {
         ahead: Some(fuzz::build_ahead),
-        ..call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12))
+        ..call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::run_all(12))
     },
-    full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
+    full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::run_all(600)),
     TestStep {
         when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
@@ -403,7 +403,7 @@ pub const STEPS: &[TestStep] = &[
 ];
 
 /// The Debian packages of all steps, each once.
-pub fn all_packages() -> Vec<&'static str> {
+pub fn list_packages() -> Vec<&'static str> {
     let tools = STEPS.iter().flat_map(|step| step.tools);
     let mut names: Vec<&str> = tools.filter_map(RequiredTool::debian).collect();
     names.sort_unstable();
@@ -414,16 +414,16 @@ pub fn all_packages() -> Vec<&'static str> {
 /// Looks up every package of the tables with apt, as if none were installed.
 fn check_packages(parts: &mut RunRecord) -> Result<()> {
     if !apt::is_there() {
-        parts.not_here("there is no apt to ask for packages");
+        parts.record_missing_part("there is no apt to ask for packages");
         return Ok(());
     }
-    let (apt, mut names) = (AptTool::of_empty_machine(), all_packages());
+    let (apt, mut names) = (AptTool::for_empty_machine(), list_packages());
     names.push(guest::KERNEL);
-    let mut asked = apt.not_installable(&names);
+    let mut asked = apt.check_installable(&names);
     if asked.is_err() {
         // A new machine has no package lists.
-        AptTool::of_this_machine().update()?;
-        asked = apt.not_installable(&names);
+        AptTool::for_this_machine().update()?;
+        asked = apt.check_installable(&names);
     }
     let complaints = asked?;
     ensure!(complaints.is_empty(), "{}", complaints.join("\n"));

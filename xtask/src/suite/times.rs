@@ -30,7 +30,7 @@ impl RecordedTimes {
     }
 
     /// The time of a program, if it has run.
-    pub fn of(&self, program: &str) -> Option<Duration> {
+    pub fn time_of(&self, program: &str) -> Option<Duration> {
         self.seconds.get(program).map(|seconds| Duration::from_secs_f64(seconds.max(0.0)))
     }
 

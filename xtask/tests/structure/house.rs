@@ -299,7 +299,7 @@ fn reach(edges: &[Vec<usize>], from: usize) -> BTreeSet<usize> {
 }
 
 /// The crates of the workspace that the manifest of `name` names for its program.
-fn named(crates: &[WorkspaceCrate], name: &str) -> usize {
+fn count_named(crates: &[WorkspaceCrate], name: &str) -> usize {
     let this = crates.iter().find(|this| this.name == name);
     let needed = this.iter().flat_map(|this| &this.dependencies);
     let is_ours = |name: &str| crates.iter().any(|other| other.name == name);
@@ -355,7 +355,7 @@ fn figures() -> Vec<TreeFigure> {
             0.3,
         ),
         smaller("largest circle of files in a crate", circle.len() as f64, 18.0, 4.0),
-        smaller("crates that the program names", named(&crates, "defuse") as f64, 19.0, 14.0),
+        smaller("crates that the program names", count_named(&crates, "defuse") as f64, 19.0, 14.0),
         TreeFigure {
             name: "assertions a function (uhs, ring, served side, workers)",
             value: checked(&|file| file.asserts) / checked(&|file| file.functions),

@@ -163,7 +163,7 @@ fn is_name(word: &str) -> bool {
 /// The sets of files that import each other, directly or by others.
 fn cycles(imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
     let reach: BTreeMap<&str, BTreeSet<&str>> =
-        imports.keys().map(|file| (file.as_str(), reached(imports, file))).collect();
+        imports.keys().map(|file| (file.as_str(), reach_all(imports, file))).collect();
     let mut found: Vec<Vec<&str>> = Vec::new();
     for (file, there) in reach.iter().filter(|(file, there)| there.contains(**file)) {
         let cycle: Vec<&str> = there.iter().copied().filter(|o| reach[o].contains(file)).collect();
@@ -174,7 +174,7 @@ fn cycles(imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
     found
 }
 
-fn reached<'a>(
+fn reach_all<'a>(
     imports: &'a BTreeMap<String, BTreeSet<String>>,
     from: &'a str,
 ) -> BTreeSet<&'a str> {

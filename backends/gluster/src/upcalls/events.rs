@@ -73,7 +73,7 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
 ///
 /// The errors of libgfapi.
 pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usize> {
-    let (library, _turn) = (volume.library(), inbox.turn());
+    let (library, _turn) = (volume.library(), inbox.lock_polling());
     for count in 0..IN_A_ROW {
         // The pointer stays unchanged if there is no message. libgfapi replaces it by null for a message about an inode
         // that this client does not know.

@@ -138,17 +138,17 @@ impl UpcallInbox {
     }
 
     /// Records that frontends know of all messages until `until`.
-    pub fn passed_on(&self, until: UpcallSequence) {
+    pub fn record_delivery(&self, until: UpcallSequence) {
         self.passed_on.store(until.0, Ordering::SeqCst);
     }
 
     /// True if a message about an inode has arrived that frontends may not know yet.
     pub fn is_behind(&self, gfid: Gfid) -> bool {
-        self.told_since(gfid, UpcallSequence(self.passed_on.load(Ordering::SeqCst)))
+        self.has_report_since(gfid, UpcallSequence(self.passed_on.load(Ordering::SeqCst)))
     }
 
     /// Records that a request has come.
-    pub fn uses(&self) {
+    pub fn record_use(&self) {
         // If each thread wrote, the cache line would move between processors.
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl UpcallInbox {
 
     /// The right to poll libgfapi for messages. While a thread holds it, no other thread has a message that is not in
     /// the inbox yet.
-    pub fn turn(&self) -> MutexGuard<'_, Option<Instant>> {
+    pub fn lock_polling(&self) -> MutexGuard<'_, Option<Instant>> {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         *turn = Some(Instant::now());
         turn
@@ -208,7 +208,7 @@ impl UpcallInbox {
     }
 
     /// True if the inode may have changed after `since`.
-    pub fn told_since(&self, gfid: Gfid, since: UpcallSequence) -> bool {
+    pub fn has_report_since(&self, gfid: Gfid, since: UpcallSequence) -> bool {
         let last = self.places[place(gfid)].load(Ordering::SeqCst);
         last.max(self.all.load(Ordering::SeqCst)) > since.0
     }
@@ -237,11 +237,11 @@ mod tests {
         let (a, b) = ([1; 16], [2; 16]);
         let before = inbox.now();
         inbox.put(a, 1);
-        assert!(inbox.told_since(a, before) && !inbox.told_since(b, before));
-        assert!(!inbox.told_since(a, inbox.now()));
+        assert!(inbox.has_report_since(a, before) && !inbox.has_report_since(b, before));
+        assert!(!inbox.has_report_since(a, inbox.now()));
         inbox.put_all();
-        assert!(inbox.told_since(b, before));
-        assert!(!inbox.told_since(b, inbox.now()));
+        assert!(inbox.has_report_since(b, before));
+        assert!(!inbox.has_report_since(b, inbox.now()));
     }
 
     #[test]
@@ -252,10 +252,10 @@ mod tests {
         let taken = inbox.take(Duration::ZERO);
         inbox.put(b, 1);
         assert!(inbox.is_behind(a));
-        inbox.passed_on(taken.until);
+        inbox.record_delivery(taken.until);
         assert!(!inbox.is_behind(a) && inbox.is_behind(b));
         inbox.put_all();
-        inbox.passed_on(inbox.take(Duration::ZERO).until);
+        inbox.record_delivery(inbox.take(Duration::ZERO).until);
         assert!(!inbox.is_behind(a) && !inbox.is_behind(b));
     }
 
@@ -281,6 +281,6 @@ mod tests {
         }
         let taken = inbox.take(Duration::ZERO);
         assert_eq!((taken.told.len(), taken.lost), (WAITING, true));
-        assert!(inbox.told_since([9; 16], before));
+        assert!(inbox.has_report_since([9; 16], before));
     }
 }

@@ -108,7 +108,7 @@ impl CacheCoherence {
     }
 
     /// The reason why everything is kept for a short time; `None` if it is not.
-    pub fn why_short(&self) -> Option<String> {
+    pub fn explain_short_lifetime(&self) -> Option<String> {
         if self.is_on() {
             return None;
         }
@@ -130,7 +130,7 @@ impl CacheCoherence {
     }
 
     /// The time for which answers are kept that are not kept for long.
-    pub fn short(&self) -> Duration {
+    pub fn short_lifetime(&self) -> Duration {
         self.short
     }
 
@@ -152,16 +152,16 @@ impl CacheCoherence {
 
     /// The time for which attributes from a query after `since` are valid. Messages about the inode must
     /// [arrive](CacheCoherence::listen).
-    pub fn attributes(&self, gfid: Gfid, since: UpcallSequence) -> Duration {
+    pub fn attribute_lifetime(&self, gfid: Gfid, since: UpcallSequence) -> Duration {
         let Some(long) = self.long() else { return self.short };
-        if self.inbox.told_since(gfid, since) { Duration::ZERO } else { long }
+        if self.inbox.has_report_since(gfid, since) { Duration::ZERO } else { long }
     }
 
     /// The time for which attributes of a directory from a query after `since` are valid. Compares the attributes with
     /// the former ones.
     pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: UpcallSequence) -> Duration {
         let asked = (changed, since);
-        if self.long().is_some() && lock(&self.names).asked(gfid, asked, Instant::now()) {
+        if self.long().is_some() && lock(&self.names).record_query(gfid, asked, Instant::now()) {
             self.inbox.put(gfid, 0);
         }
         self.short
@@ -185,13 +185,14 @@ impl CacheCoherence {
         }
         drop(names);
         let inbox = &self.inbox;
-        let is_old = inbox.told_since(dir, since) || inbox.told_since(child.gfid, since);
+        let is_old =
+            inbox.has_report_since(dir, since) || inbox.has_report_since(child.gfid, since);
         if is_old { Duration::ZERO } else { long }
     }
 
     /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None`
     /// if they do not.
-    pub fn leads_to(
+    pub fn find_name(
         &self,
         nodes: &GlusterInodes,
         volume: &VolumeConnection,
@@ -216,17 +217,17 @@ impl CacheCoherence {
         if is_behind || names.was_changed(dir, now) {
             return Some(false);
         }
-        names.is_asked(dir, long, now).then_some(true)
+        names.is_queried(dir, long, now).then_some(true)
     }
 
     /// True if names are kept for long, but servers may soon stop reporting changes of `dir`: a new query about it is
     /// necessary.
     pub fn needs_asking(&self, dir: Gfid) -> bool {
-        self.long().is_some_and(|long| !lock(&self.names).is_asked(dir, long, Instant::now()))
+        self.long().is_some_and(|long| !lock(&self.names).is_queried(dir, long, Instant::now()))
     }
 
     /// Records that this client changes directories, until the result is dropped.
-    pub fn changing(&self, dirs: &[Gfid]) -> DirectoryChangeGuard<'_> {
+    pub fn begin_change(&self, dirs: &[Gfid]) -> DirectoryChangeGuard<'_> {
         let changing = DirectoryChangeGuard {
             watch: self,
             dirs: dirs.first().copied(),
@@ -239,7 +240,7 @@ impl CacheCoherence {
     /// Records a rename by this client, after `since`. Frontends keep the new name for as long as the former one. If no
     /// message would invalidate it later, or if a message has arrived meanwhile, which may have invalidated only the
     /// former name, it is invalidated now. True if the inode is known, and its directory recorded.
-    pub fn moved(
+    pub fn record_rename(
         &self,
         nodes: &GlusterInodes,
         (from, to): (EntryName<'_>, EntryName<'_>),
@@ -248,10 +249,10 @@ impl CacheCoherence {
         if self.keeps_here || self.long().is_none() {
             return false;
         }
-        let child = lock(&self.names).moved(from, to, self.inbox.advance());
+        let child = lock(&self.names).record_rename(from, to, self.inbox.advance());
         let gfid = child.and_then(|child| nodes.gfid(child).ok());
-        gfid.iter().for_each(|&gfid| nodes.moved(gfid, to.0));
-        let is_told = |gfid: Gfid| self.inbox.told_since(gfid, since);
+        gfid.iter().for_each(|&gfid| nodes.record_move(gfid, to.0));
+        let is_told = |gfid: Gfid| self.inbox.has_report_since(gfid, since);
         if gfid.is_none_or(|gfid| [from.0, to.0, gfid].into_iter().any(is_told)) {
             self.inbox.put_name(to.0, to.1);
         }
@@ -260,7 +261,7 @@ impl CacheCoherence {
 
     /// Records that a file was opened. If another client may have changed the file since frontends last fetched its
     /// size, frontends fetch it again, since the size ends a read.
-    pub fn opened(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
+    pub fn record_open(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
         if !self.keeps_here && !self.is_unchanged(nodes, volume, ino) {
             for frontend in self.frontends() {
                 // The frontend may not know the inode.
@@ -279,7 +280,7 @@ impl CacheCoherence {
 
     /// Records that this client has given a further name to an inode: from now on, no server reports that one of its
     /// names was replaced.
-    pub fn linked(&self, gfid: Gfid) {
+    pub fn record_link(&self, gfid: Gfid) {
         if self.long().is_some() {
             self.inbox.put(gfid, NAME_CHANGED);
         }
@@ -287,7 +288,7 @@ impl CacheCoherence {
 
     /// Records that an inode was found in another directory than before: its names in `dir` are invalidated. A message
     /// about the inode invalidates only its names in the directory where it was found last.
-    pub fn left(&self, dir: Gfid, ino: Ino) {
+    pub fn invalidate_old_names(&self, dir: Gfid, ino: Ino) {
         if self.long().is_some() {
             let taken = lock(&self.names).take_child(dir, ino);
             taken.iter().for_each(|name| self.inbox.put_name(dir, name));
@@ -321,7 +322,7 @@ impl DirectoryChangeGuard<'_> {
             let at = self.watch.inbox.advance();
             let mut names = lock(&self.watch.names);
             let dirs = self.dirs.iter().chain(&self.other);
-            dirs.for_each(|&dir| names.changed_by_us(dir, at, begins));
+            dirs.for_each(|&dir| names.record_own_change(dir, at, begins));
         }
     }
 }
@@ -363,25 +364,25 @@ mod tests {
         let child = NamedChild { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         let since = watch.inbox.now();
         assert!(watch.listen(&nodes, ino, || Some(Box::new(()))));
-        assert_eq!(watch.attributes(F, since), LONG);
+        assert_eq!(watch.attribute_lifetime(F, since), LONG);
         assert_eq!(watch.name(D, b"f", &child, since), LONG);
         watch.inbox.put(F, 1);
-        assert_eq!(watch.attributes(F, since), Duration::ZERO);
+        assert_eq!(watch.attribute_lifetime(F, since), Duration::ZERO);
         assert_eq!(watch.name(D, b"f", &child, since), Duration::ZERO);
-        assert_eq!(watch.attributes(F, watch.inbox.now()), LONG);
+        assert_eq!(watch.attribute_lifetime(F, watch.inbox.now()), LONG);
     }
 
     #[test]
     fn the_reason_for_short_times_is_known_as_long_as_there_is_one() {
         let (watch, ..) = watch();
-        assert_eq!(watch.why_short(), None);
+        assert_eq!(watch.explain_short_lifetime(), None);
         watch.note_reason("the option is off");
         watch.keep_for(Duration::ZERO);
-        assert_eq!(watch.why_short().unwrap(), "the option is off");
+        assert_eq!(watch.explain_short_lifetime().unwrap(), "the option is off");
         watch.keep_for(LONG);
-        assert_eq!(watch.why_short(), None);
+        assert_eq!(watch.explain_short_lifetime(), None);
         watch.keep_for(SHORT);
-        assert!(watch.why_short().is_some());
+        assert!(watch.explain_short_lifetime().is_some());
     }
 
     #[test]
@@ -401,9 +402,9 @@ mod tests {
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         assert_eq!(nodes.look_up_from(F, Some(D), None), (ino, None));
         assert_eq!(nodes.look_up_from(F, Some(E), None), (ino, Some(D)));
-        watch.left(D, ino);
+        watch.invalidate_old_names(D, ino);
         assert_eq!(watch.inbox.take(Duration::ZERO).names, [(D, Box::from(*b"f"))]);
-        watch.left(D, ino);
+        watch.invalidate_old_names(D, ino);
         assert_eq!(watch.inbox.take(Duration::ZERO).names, []);
     }
 
@@ -413,8 +414,8 @@ mod tests {
         assert!(watch.attach(Arc::new(NoNotify)) && watch.is_on());
         assert!(!watch.attach(Arc::new(NoNotify)) && !watch.is_on());
         watch.keep_for(LONG);
-        assert_eq!(watch.why_short().unwrap(), "2 frontends share the volume");
-        assert_eq!(watch.attributes(F, watch.inbox.now()), SHORT);
+        assert_eq!(watch.explain_short_lifetime().unwrap(), "2 frontends share the volume");
+        assert_eq!(watch.attribute_lifetime(F, watch.inbox.now()), SHORT);
         assert!(!watch.listen(&nodes, ino, || Some(Box::new(()))));
     }
 
@@ -423,7 +424,7 @@ mod tests {
         let (watch, _, ino) = watch();
         let child = NamedChild { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
-        drop(watch.changing(&[D]));
+        drop(watch.begin_change(&[D]));
         watch.directory(D, (2, 2), watch.inbox.now());
         assert_eq!(watch.inbox.take(Duration::ZERO).told, []);
         watch.directory(D, (3, 3), watch.inbox.now());

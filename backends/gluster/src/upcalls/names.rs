@@ -73,7 +73,7 @@ struct FrontendName {
 impl FrontendNames {
     /// Records a query after `since` about a directory, which was last changed at `changed`. True if another client has
     /// changed it while its names were kept. Answers may come in another order than the queries.
-    pub fn asked(
+    pub fn record_query(
         &mut self,
         dir: Gfid,
         (changed, since): ((i64, i64), UpcallSequence),
@@ -90,7 +90,7 @@ impl FrontendNames {
     }
 
     /// Records that a change of a directory by this client begins at `at`, or ends.
-    pub fn changed_by_us(&mut self, dir: Gfid, at: UpcallSequence, begins: bool) {
+    pub fn record_own_change(&mut self, dir: Gfid, at: UpcallSequence, begins: bool) {
         if let Some(dir) = self.dirs.get_mut(&dir) {
             dir.ours = Some(at);
             // The directory may have become known, or known again, during a change.
@@ -110,7 +110,7 @@ impl FrontendNames {
     ) -> bool {
         let has_room = self.has_room(now);
         let Some(dir) = self.dirs.get_mut(&dir) else { return false };
-        if dir.is_restless(now) || !dir.is_asked(long, now) {
+        if dir.is_restless(now) || !dir.is_queried(long, now) {
             return false;
         }
         let listed = child.is_listed.then_some(now);
@@ -137,13 +137,13 @@ impl FrontendNames {
     }
 
     /// True if there was a query about the directory in the last `time`.
-    pub fn is_asked(&self, dir: Gfid, time: Duration, now: Instant) -> bool {
-        self.dirs.get(&dir).is_some_and(|dir| dir.is_asked(time, now))
+    pub fn is_queried(&self, dir: Gfid, time: Duration, now: Instant) -> bool {
+        self.dirs.get(&dir).is_some_and(|dir| dir.is_queried(time, now))
     }
 
     /// Records a rename by this client, until `at`: frontends keep the new name for as long as the former one. Returns
     /// the inode if both names are known here, so that the new one is invalidated in time.
-    pub fn moved(
+    pub fn record_rename(
         &mut self,
         (old_dir, old): EntryName<'_>,
         (new_dir, new): EntryName<'_>,
@@ -254,7 +254,7 @@ impl FrontendDirectory {
         self.told.is_some_and(|told| now.duration_since(told) < RESTLESS)
     }
 
-    fn is_asked(&self, time: Duration, now: Instant) -> bool {
+    fn is_queried(&self, time: Duration, now: Instant) -> bool {
         self.asked.is_some_and(|asked| now.duration_since(asked) <= time)
     }
 }
@@ -277,7 +277,7 @@ mod tests {
             !names.hold(D, b"a", &child(2, false), (now, LONG)),
             "nobody asked for the directory"
         );
-        assert!(!names.asked(D, ((1, 1), UpcallSequence::default()), now));
+        assert!(!names.record_query(D, ((1, 1), UpcallSequence::default()), now));
         assert!(names.hold(D, b"a", &child(2, false), (now, LONG)));
         assert!(names.hold(D, b"b", &child(3, false), (now, LONG)));
         names
@@ -294,18 +294,22 @@ mod tests {
         assert_eq!((names.child(D, b"c", now), names.child(D, b"a", now + LONG)), (None, None));
         let inbox = UpcallInbox::default();
         let (before, at) = (inbox.now(), inbox.advance());
-        assert_eq!(names.moved((D, b"a"), (D, b"c"), at), Some(Ino(2)));
+        assert_eq!(names.record_rename((D, b"a"), (D, b"c"), at), Some(Ino(2)));
         assert!(
             names.has_moved(D, before) && !names.has_moved(D, at) && !names.has_moved(E, before)
         );
         assert_eq!(names.take_child(D, Ino(2)), [NameBytes::from(*b"c")]);
         assert_eq!(
-            names.moved((D, b"a"), (D, b"b"), at),
+            names.record_rename((D, b"a"), (D, b"b"), at),
             None,
             "it was not kept, and b is replaced"
         );
         assert!(names.hold(D, b"a", &child(4, false), (now, LONG)));
-        assert_eq!(names.moved((D, b"a"), (E, b"a"), at), None, "nobody asked for the directory");
+        assert_eq!(
+            names.record_rename((D, b"a"), (E, b"a"), at),
+            None,
+            "nobody asked for the directory"
+        );
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
     }
 
@@ -344,9 +348,10 @@ mod tests {
         let mut names = with_names(now);
         let late = now + LONG + Duration::from_secs(1);
         assert!(
-            !names.hold(D, b"c", &child(4, false), (late, LONG)) && !names.is_asked(D, LONG, late)
+            !names.hold(D, b"c", &child(4, false), (late, LONG))
+                && !names.is_queried(D, LONG, late)
         );
-        names.asked(D, ((1, 1), UpcallSequence::default()), late);
+        names.record_query(D, ((1, 1), UpcallSequence::default()), late);
         assert!(names.hold(D, b"c", &child(4, false), (late, LONG)));
     }
 
@@ -354,13 +359,14 @@ mod tests {
     fn a_directory_that_we_did_not_change_was_changed_by_others() {
         let (now, inbox) = (Instant::now(), UpcallInbox::default());
         let mut names = with_names(now);
-        let asked =
-            |names: &mut FrontendNames, time| names.asked(D, ((time, 0), inbox.advance()), now);
+        let asked = |names: &mut FrontendNames, time| {
+            names.record_query(D, ((time, 0), inbox.advance()), now)
+        };
         asked(&mut names, 1);
-        names.changed_by_us(D, inbox.advance(), true);
+        names.record_own_change(D, inbox.advance(), true);
         assert!(!asked(&mut names, 1), "the change is still on its way");
         assert!(!asked(&mut names, 2));
-        names.changed_by_us(D, inbox.advance(), false);
+        names.record_own_change(D, inbox.advance(), false);
         assert!(!asked(&mut names, 3));
         assert!(!asked(&mut names, 3));
         assert!(asked(&mut names, 4));
@@ -371,14 +377,14 @@ mod tests {
     fn answers_of_another_order_than_their_questions_are_no_change_by_others() {
         let (now, inbox) = (Instant::now(), UpcallInbox::default());
         let mut names = with_names(now);
-        names.changed_by_us(D, inbox.advance(), true);
+        names.record_own_change(D, inbox.advance(), true);
         let early = inbox.now();
-        names.changed_by_us(D, inbox.advance(), false);
+        names.record_own_change(D, inbox.advance(), false);
         let late = inbox.now();
-        assert!(!names.asked(D, ((3, 0), late), now));
-        assert!(!names.asked(D, ((2, 0), early), now));
-        assert!(!names.asked(D, ((3, 0), late), now));
-        assert!(names.asked(D, ((4, 0), inbox.advance()), now));
+        assert!(!names.record_query(D, ((3, 0), late), now));
+        assert!(!names.record_query(D, ((2, 0), early), now));
+        assert!(!names.record_query(D, ((3, 0), late), now));
+        assert!(names.record_query(D, ((4, 0), inbox.advance()), now));
     }
 
     #[test]
@@ -401,16 +407,16 @@ mod tests {
     fn names_are_bounded_and_old_ones_give_room() {
         let now = Instant::now();
         let mut names = FrontendNames::default();
-        names.asked(D, ((1, 1), UpcallSequence::default()), now);
+        names.record_query(D, ((1, 1), UpcallSequence::default()), now);
         for number in 0..NAMES {
             assert!(names.hold(D, &number.to_ne_bytes(), &child(2, false), (now, LONG)));
         }
         assert!(!names.hold(D, b"more", &child(2, false), (now, LONG)));
         let late = now + LONG;
-        names.asked(D, ((1, 1), UpcallSequence::default()), late);
+        names.record_query(D, ((1, 1), UpcallSequence::default()), late);
         // All names were old, so that the directory was removed, too.
         assert!(!names.hold(D, b"more", &child(2, false), (late, LONG)) && names.count == 0);
-        names.asked(D, ((1, 1), UpcallSequence::default()), late);
+        names.record_query(D, ((1, 1), UpcallSequence::default()), late);
         assert!(names.hold(D, b"more", &child(2, false), (late, LONG)));
     }
 }

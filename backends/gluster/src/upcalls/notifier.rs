@@ -57,7 +57,7 @@ impl VolfileQuery {
             bricks.first().map(|brick| self.fetch(&brick.key(&self.volume))).transpose()
         });
         match asked {
-            Ok(Some(text)) => match volfile::tells_for(&text) {
+            Ok(Some(text)) => match volfile::find_upcall_timeout(&text) {
                 Some(time) => Ok((time / 2).min(self.at_most)),
                 None => Err(format!(
                     "`gluster volume set {} features.cache-invalidation on` would allow it",
@@ -159,10 +159,10 @@ impl UpcallNotifier {
                 }),
             );
             if taken.lost {
-                notices.extend(self.all());
+                notices.extend(self.list_all());
             }
             self.send(notices.iter());
-            self.watch.inbox.passed_on(taken.until);
+            self.watch.inbox.record_delivery(taken.until);
             let at = Instant::now() + REPEAT_AFTER;
             repeats.extend(notices.into_iter().map(|notice| (at, notice)));
             if !taken.told.is_empty() {
@@ -201,7 +201,7 @@ impl UpcallNotifier {
     }
 
     /// Everything that frontends keep.
-    fn all(&self) -> Vec<FrontendNotice> {
+    fn list_all(&self) -> Vec<FrontendNotice> {
         let mut notices: Vec<FrontendNotice> =
             self.nodes.take_all_kept().into_iter().map(FrontendNotice::Attributes).collect();
         for (dir, names) in lock(&self.watch.names).take_all() {

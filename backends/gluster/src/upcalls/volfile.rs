@@ -70,7 +70,7 @@ pub struct ClientGraph {
 
 impl ClientGraph {
     /// The translators that libgfapi uses now.
-    pub fn of(volume: &Arc<VolumeConnection>) -> ClientGraph {
+    pub fn from_volume(volume: &Arc<VolumeConnection>) -> ClientGraph {
         let text = volume.internal(c"/.meta/graphs/active/volfile").unwrap_or_default();
         ClientGraph::parse(&String::from_utf8_lossy(&text))
     }
@@ -92,7 +92,7 @@ pub fn holds_writes(text: &str) -> bool {
 
 /// The time for which the brick with this configuration reports changes to a client, after the client has accessed a
 /// file. `None` if it does not report changes.
-pub fn tells_for(text: &str) -> Option<Duration> {
+pub fn find_upcall_timeout(text: &str) -> Option<Duration> {
     let part = parts(text).find(|part| part.kind == "features/upcall")?;
     if !matches!(part.option("cache-invalidation"), Some("on" | "yes" | "true" | "enable" | "1")) {
         return None;
@@ -236,12 +236,12 @@ mod tests {
     #[test]
     fn bricks_tell_of_changes_only_if_the_volume_says_so() {
         let on = " option cache-invalidation on\n";
-        assert_eq!(tells_for(&brick(on)), Some(USUAL));
+        assert_eq!(find_upcall_timeout(&brick(on)), Some(USUAL));
         let long = format!(" option cache-invalidation-timeout 600\n{on}");
-        assert_eq!(tells_for(&brick(&long)), Some(Duration::from_secs(600)));
-        assert_eq!(tells_for(&brick(" option cache-invalidation off\n")), None);
-        assert_eq!(tells_for(&brick("")), None);
-        assert_eq!(tells_for(CLIENT), None);
+        assert_eq!(find_upcall_timeout(&brick(&long)), Some(Duration::from_secs(600)));
+        assert_eq!(find_upcall_timeout(&brick(" option cache-invalidation off\n")), None);
+        assert_eq!(find_upcall_timeout(&brick("")), None);
+        assert_eq!(find_upcall_timeout(CLIENT), None);
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub fn read_open(fs: &MemoryFileSystem, file: File, offset: u64, len: usize) -> 
     let mut sink = SliceSink::new(&mut memory);
     let mut out = ReadBuf::new(&mut sink, len);
     fs.read(&root(), file, ReadArgs { offset, ..ReadArgs::default() }, &mut out)?;
-    let filled = out.filled();
+    let filled = out.filled_len();
     memory.truncate(filled);
     Ok(memory)
 }
@@ -106,7 +106,7 @@ impl DirSink for DirLister {
 
 impl DirLister {
     /// Lists up to `room` more entries, and returns their number.
-    pub fn more(&mut self, fs: &MemoryFileSystem, dir: Ino, room: usize) -> usize {
+    pub fn list_more(&mut self, fs: &MemoryFileSystem, dir: Ino, room: usize) -> usize {
         let before = self.names.len();
         self.room = room;
         let from = self.last;

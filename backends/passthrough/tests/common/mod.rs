@@ -30,7 +30,7 @@ pub fn bases() -> Vec<PathBuf> {
 }
 
 /// Runs `test` in every base, with and without file handles.
-pub fn everywhere(options: &PassthroughOptions, test: impl Fn(&ServedDirectory)) {
+pub fn run_everywhere(options: &PassthroughOptions, test: impl Fn(&ServedDirectory)) {
     for base in bases() {
         for file_handles in
             [defuse_passthrough::FileHandles::Auto, defuse_passthrough::FileHandles::Off]
@@ -60,7 +60,7 @@ pub fn cx(uid: u32, gid: u32) -> Context<'static> {
 }
 
 /// The context of the process itself.
-pub fn me() -> Context<'static> {
+pub fn own_context() -> Context<'static> {
     cx(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
@@ -75,13 +75,13 @@ pub fn flags(flags: u32) -> OpenArgs {
 impl ServedDirectory {
     pub fn new(base: &Path, options: PassthroughOptions) -> Self {
         let dir = tempfile::Builder::new().prefix("defuse-pt-").tempdir_in(base).unwrap();
-        let mut served = ServedDirectory::of(dir.path(), options);
+        let mut served = ServedDirectory::serve(dir.path(), options);
         served._dir = Some(dir);
         served
     }
 
     /// Serves a directory that stays.
-    pub fn of(path: &Path, options: PassthroughOptions) -> Self {
+    pub fn serve(path: &Path, options: PassthroughOptions) -> Self {
         let fs = Passthrough::new(path, options).unwrap();
         ServedDirectory { fs, path: path.to_path_buf(), _dir: None }
     }
@@ -89,7 +89,7 @@ impl ServedDirectory {
     /// Makes this thread act as the process again, since it keeps the credentials of its last
     /// operation.
     pub fn act_as_myself(&self) {
-        self.fs.statfs(&me(), Ino::ROOT).unwrap();
+        self.fs.statfs(&own_context(), Ino::ROOT).unwrap();
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -97,7 +97,7 @@ impl ServedDirectory {
     }
 
     pub fn create(&self, text: &str) -> (Entry, File) {
-        let cx = me();
+        let cx = own_context();
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
         let (entry, opened) =
             self.fs.create(&cx, Ino::ROOT, name(text), &regular(&cx, 0o644), args).unwrap();
@@ -105,17 +105,17 @@ impl ServedDirectory {
     }
 
     pub fn mkdir(&self, parent: Ino, text: &str) -> Entry {
-        let cx = me();
+        let cx = own_context();
         let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
         self.fs.mkdir(&cx, parent, name(text), &node).unwrap()
     }
 
     pub fn lookup(&self, text: &str) -> Result<Entry> {
-        self.fs.lookup(&me(), Ino::ROOT, name(text))
+        self.fs.lookup(&own_context(), Ino::ROOT, name(text))
     }
 
     pub fn open(&self, ino: Ino, bits: u32) -> Result<File> {
-        self.fs.open(&me(), ino, flags(bits)).map(|opened| File { ino, fh: opened.fh })
+        self.fs.open(&own_context(), ino, flags(bits)).map(|opened| File { ino, fh: opened.fh })
     }
 
     pub fn read(&self, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
@@ -123,15 +123,15 @@ impl ServedDirectory {
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, len);
         let args = ReadArgs { offset, ..ReadArgs::default() };
-        self.fs.read(&me(), file, args, &mut out)?;
-        let filled = out.filled();
+        self.fs.read(&own_context(), file, args, &mut out)?;
+        let filled = out.filled_len();
         memory.truncate(filled);
         Ok(memory)
     }
 
     pub fn write(&self, file: File, args: WriteArgs, bytes: &[u8]) -> Result<usize> {
         let mut source = SliceSource::new(bytes);
-        self.fs.write(&me(), file, args, &mut WriteBuf::new(&mut source))
+        self.fs.write(&own_context(), file, args, &mut WriteBuf::new(&mut source))
     }
 
     pub fn write_at(&self, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
@@ -139,12 +139,12 @@ impl ServedDirectory {
     }
 
     pub fn release(&self, file: File) {
-        self.fs.release(&me(), file, ReleaseArgs::default()).unwrap();
+        self.fs.release(&own_context(), file, ReleaseArgs::default()).unwrap();
     }
 
     pub fn xattr(&self, ino: Ino, name: &str) -> Result<Vec<u8>> {
         let name = XattrName::new(name.as_bytes()).unwrap();
-        match self.fs.getxattr(&me(), ino, name, 4096)? {
+        match self.fs.getxattr(&own_context(), ino, name, 4096)? {
             Xattr::Value(value) => Ok(value),
             Xattr::Size(_) => panic!("a size for a buffer"),
         }
@@ -152,11 +152,11 @@ impl ServedDirectory {
 
     pub fn set_xattr(&self, ino: Ino, name: &str, value: &[u8]) -> Result<()> {
         let name = XattrName::new(name.as_bytes()).unwrap();
-        self.fs.setxattr(&me(), ino, name, value, SetXattrFlags::default())
+        self.fs.setxattr(&own_context(), ino, name, value, SetXattrFlags::default())
     }
 
     pub fn list(&self, ino: Ino, room: usize, plus: bool) -> Result<Vec<ListedEntry>> {
-        let opened = self.fs.opendir(&me(), ino, OpenFlags::default())?;
+        let opened = self.fs.opendir(&own_context(), ino, OpenFlags::default())?;
         let dir = File { ino, fh: opened.fh };
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
@@ -165,7 +165,7 @@ impl ServedDirectory {
             from = last.next;
             all.extend(got);
         }
-        self.fs.releasedir(&me(), dir)?;
+        self.fs.releasedir(&own_context(), dir)?;
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
     }
@@ -178,7 +178,7 @@ impl ServedDirectory {
         plus: bool,
     ) -> Result<Vec<ListedEntry>> {
         let mut sink = EntryListing { room, plus, items: Vec::new() };
-        self.fs.readdir(&me(), dir, from, &mut DirBuf::new(&mut sink))?;
+        self.fs.readdir(&own_context(), dir, from, &mut DirBuf::new(&mut sink))?;
         Ok(sink.items)
     }
 }

@@ -65,7 +65,7 @@ impl<'a> CallAttempt<'a> {
     }
 
     /// The request itself may have reached the server.
-    pub(super) fn was_sent(&self) -> bool {
+    pub(super) fn mark_sent(&self) -> bool {
         self.sent.get()
     }
 
@@ -295,7 +295,7 @@ impl<'a> CallAttempt<'a> {
         self.file_or(file, Errno::ENOLCK)
     }
 
-    pub(super) fn connected(&self) -> CurrentConnection {
+    pub(super) fn connection(&self) -> CurrentConnection {
         self.connected.clone()
     }
 }

@@ -23,14 +23,14 @@ impl FileSystem for ReconnectingClient {
         self.caps.clone()
     }
 
-    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+    fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
         self.link.attach(origin, notify);
     }
 
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         self.link.detach(origin);
         let present = self.link.present();
-        if present.is_dead() { Ok(()) } else { present.fs().detached(origin) }
+        if present.is_dead() { Ok(()) } else { present.fs().detach(origin) }
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -267,10 +267,10 @@ impl FileSystem for ReconnectingClient {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let begun = out.filled();
+        let begun = out.filled_len();
         self.call(cx, Again, |at| {
             let inner = at.file(file)?;
-            let done = (out.filled() - begun) as u64;
+            let done = (out.filled_len() - begun) as u64;
             let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
             at.server()?.read(cx, inner, ReadArgs { offset, ..args }, out)?;
             // A short read may mean the end of the file, or the end of the server.
@@ -406,7 +406,7 @@ impl FileSystem for ReconnectingClient {
             let inner = at.file_for_lock(file)?;
             at.server()?.setlk(cx, inner, request)?;
             if request.lock.typ != LockType::Unlock {
-                self.table().locked(file.fh, at.epoch());
+                self.table().record_lock(file.fh, at.epoch());
             }
             Ok(())
         })
@@ -418,7 +418,7 @@ impl FileSystem for ReconnectingClient {
         let found = wait.with_context(|cx| {
             self.call(cx, Again, |at| {
                 let inner = at.file_for_lock(file)?;
-                at.server().map(|_| (inner, at.connected()))
+                at.server().map(|_| (inner, at.connection()))
             })
         });
         let (inner, connected) = match found {
@@ -432,12 +432,12 @@ impl FileSystem for ReconnectingClient {
         let wait = wait.map_file(|_| inner).map_answer(|answer| {
             Box::new(move |result: Result<()>| {
                 if result.is_ok() && request.lock.typ != LockType::Unlock {
-                    lock(&table).locked(file.fh, epoch);
+                    lock(&table).record_lock(file.fh, epoch);
                 }
                 let lost = match result {
                     Err(Errno::ENOTCONN | Errno::EIO) => life.is_over(),
                     // A server that ends in order interrupts waiting calls.
-                    Err(Errno::EINTR) => !interrupt.interrupted(),
+                    Err(Errno::EINTR) => !interrupt.is_interrupted(),
                     _ => false,
                 };
                 answer(if lost { Err(Errno::ENOLCK) } else { result });
@@ -530,7 +530,7 @@ impl ReconnectingClient {
                 log::error!("changes of a file may be lost with a server: fsync fails once");
             })?;
             sync(at, inner)?;
-            self.table().synced(file.ino, count);
+            self.table().record_sync(file.ino, count);
             Ok(())
         })
     }

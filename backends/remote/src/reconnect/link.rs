@@ -87,7 +87,7 @@ impl ServerLink {
     }
 
     /// Creates a link without a server, to which servers are passed by [`ServerLink::give`].
-    pub(super) fn to_be_given(
+    pub(super) fn new_unconnected(
         name: String,
         limit: Duration,
         table: Arc<Mutex<ReconnectTable>>,
@@ -132,12 +132,12 @@ impl ServerLink {
     fn attach_to(&self, connected: &ServerConnection, (origin, notify): FrontendListener) {
         let (table, epoch) = (Arc::clone(&self.table), connected.epoch);
         let map = move |ino| lock(&table).outer_in(ino, epoch);
-        connected.fs().attached(origin, Arc::new(RenumberedNotify::new(notify, map)));
+        connected.fs().attach(origin, Arc::new(RenumberedNotify::new(notify, map)));
     }
 
     /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the limits of the
     /// outage and of the call; then fails with `ENOTCONN`.
-    pub(super) fn connected(
+    pub(super) fn await_connection(
         &self,
         cx: &Context<'_>,
         wait: &mut CallPatience,
@@ -189,7 +189,7 @@ impl ServerLink {
             outage.given_up = true;
             return OutageStep::Fail(errno);
         }
-        if cx.interrupted() {
+        if cx.is_interrupted() {
             return OutageStep::Fail(Errno::EINTR);
         }
         if is_given || outage.connecting || !is_time {

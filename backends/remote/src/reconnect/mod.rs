@@ -87,15 +87,15 @@ impl ReconnectingClient {
     ) -> Result<T> {
         let (mut wait, mut unsure) = (CallPatience::default(), false);
         loop {
-            let connected = match self.link.connected(cx, &mut wait) {
+            let connected = match self.link.await_connection(cx, &mut wait) {
                 Err(_) if unsure => return Err(unknown_outcome_error()),
                 found => found?,
             };
             let attempt = CallAttempt::new(self, cx, connected, (repeat, unsure));
             match act(&attempt) {
                 Err(Errno::ENOTCONN) if attempt.is_lost() => match repeat {
-                    RepeatRule::Never if attempt.was_sent() => return Err(unknown_outcome_error()),
-                    RepeatRule::IfMissing => unsure |= attempt.was_sent(),
+                    RepeatRule::Never if attempt.mark_sent() => return Err(unknown_outcome_error()),
+                    RepeatRule::IfMissing => unsure |= attempt.mark_sent(),
                     RepeatRule::Never | RepeatRule::Again => {}
                 },
                 outcome => return outcome,

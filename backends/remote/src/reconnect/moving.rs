@@ -34,7 +34,7 @@ impl MovingClient {
     /// `EIO`. `name` is for messages.
     pub fn new(name: String, limit: Duration) -> MovingClient {
         let table = Arc::new(Mutex::new(ReconnectTable::new()));
-        let link = ServerLink::to_be_given(name, limit, Arc::clone(&table));
+        let link = ServerLink::new_unconnected(name, limit, Arc::clone(&table));
         let caps = Caps {
             exclusive: false,
             blocking: true,
@@ -56,7 +56,7 @@ impl MovingClient {
     /// inodes are those that all earlier servers gave.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
         // This is its only frontend, and caches nothing.
-        fs.attached(Origin::new(), Arc::new(NoNotify));
+        fs.attach(Origin::new(), Arc::new(NoNotify));
         self.inner.link.give(CallServer::Own(fs));
     }
 
@@ -114,7 +114,7 @@ impl std::fmt::Debug for MovingClient {
 }
 
 impl FileSystem for MovingClient {
-    delegate!(to inner, except attached, detached, figures, notes, negative_valid_for, failure_domain, getattr, statfs);
+    delegate!(to inner, except attach, detach, figures, notes, negative_lifetime, failure_domain, getattr, statfs);
 
     /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
@@ -129,16 +129,16 @@ impl FileSystem for MovingClient {
 
     /// Frontends cache nothing, so that no notification is needed. A server of another process could also send so
     /// many that frontends do nothing else.
-    fn attached(&self, _: Origin, _: Arc<dyn Notify>) {}
+    fn attach(&self, _: Origin, _: Arc<dyn Notify>) {}
 
-    fn detached(&self, origin: Origin) -> Result<()> {
+    fn detach(&self, origin: Origin) -> Result<()> {
         match self.inner.link.present().local_file_system() {
-            Some(fs) => fs.detached(origin),
+            Some(fs) => fs.detach(origin),
             None => Ok(()),
         }
     }
 
-    fn negative_valid_for(&self, _: Origin) -> Duration {
+    fn negative_lifetime(&self, _: Origin) -> Duration {
         Duration::ZERO
     }
 

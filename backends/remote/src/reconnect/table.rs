@@ -474,7 +474,7 @@ impl ReconnectTable {
         open.is_some_and(|open| open.locked.take_if(|taken| *taken < epoch).is_some())
     }
 
-    pub(super) fn locked(&mut self, fh: Fh, epoch: ConnectionEpoch) {
+    pub(super) fn record_lock(&mut self, fh: Fh, epoch: ConnectionEpoch) {
         if let Some(open) = self.files.get_mut(&fh) {
             open.locked.get_or_insert(epoch);
         }
@@ -539,13 +539,13 @@ impl ReconnectTable {
         let inodes = self.inodes.values_mut().map(|inode| &mut inode.unsynced);
         for unsynced in inodes.chain([&mut self.forgotten]) {
             unsynced.lose(epoch);
-            unsynced.synced_all();
+            unsynced.record_sync_all();
         }
     }
 
-    pub(super) fn synced(&mut self, ino: Ino, count: u64) {
+    pub(super) fn record_sync(&mut self, ino: Ino, count: u64) {
         if let Some(inode) = self.inodes.get_mut(&ino) {
-            inode.unsynced.synced(count);
+            inode.unsynced.record_sync(count);
         }
     }
 

@@ -79,12 +79,12 @@ impl UnsyncedChanges {
     }
 
     /// The first `count` changes are durable.
-    pub(super) fn synced(&mut self, count: u64) {
+    pub(super) fn record_sync(&mut self, count: u64) {
         self.synced = self.synced.max(count);
     }
 
     /// All changes are durable.
-    pub(super) fn synced_all(&mut self) {
+    pub(super) fn record_sync_all(&mut self) {
         self.synced = self.changes;
     }
 
@@ -108,7 +108,7 @@ mod tests {
         let count = inode.begin_sync(&mut one, 1).unwrap();
         // This change happens while the first one becomes durable.
         inode.record_change(1);
-        inode.synced(count);
+        inode.record_sync(count);
         assert_eq!(inode.begin_sync(&mut one, 2), Err(Errno::EIO));
         assert!(inode.begin_sync(&mut one, 2).is_ok());
         assert!(inode.is_news(two, 2));
@@ -123,7 +123,7 @@ mod tests {
         let mut open = inode.losses_at_open(1);
         inode.record_change(1);
         let count = inode.begin_sync(&mut open, 1).unwrap();
-        inode.synced(count);
+        inode.record_sync(count);
         assert!(inode.begin_sync(&mut open, 2).is_ok());
         // A change of the second connection is no change of the first one.
         inode.record_change(2);
@@ -138,7 +138,7 @@ mod tests {
         inode.record_change(1);
         inode.lose(2);
         inode.record_change(2);
-        inode.synced_all();
+        inode.record_sync_all();
         assert_eq!(inode.begin_sync(&mut open, 3), Err(Errno::EIO));
         assert!(inode.begin_sync(&mut open, 3).is_ok());
     }

@@ -178,7 +178,7 @@ impl CommitState {
         count: usize,
         fits: &dyn Fn(&u64) -> bool,
     ) -> Option<Vec<u64>> {
-        let reusable = self.reusable();
+        let reusable = self.newest_reusable();
         self.slots.take_where(count, reusable, fits)
     }
 
@@ -200,7 +200,7 @@ impl CommitState {
 
     /// Units all of whose slots may be overwritten, but only so many that `keep` such slots remain.
     pub(crate) fn empty_units(&mut self, keep: usize) -> Vec<u32> {
-        let reusable = self.reusable();
+        let reusable = self.newest_reusable();
         self.slots.empty_units(keep, reusable)
     }
 
@@ -210,7 +210,7 @@ impl CommitState {
         few: (usize, usize),
         by_chunk: bool,
     ) -> (Vec<u32>, Vec<u64>) {
-        let reusable = self.reusable();
+        let reusable = self.newest_reusable();
         self.slots.close_units(few, by_chunk, reusable)
     }
 
@@ -227,7 +227,7 @@ impl CommitState {
     /// True if a group of so many changes would be written to many places ([`SlotTable::is_scattered`]), although less
     /// than half of all slots hold current copies.
     pub(crate) fn is_scattered(&mut self, count: usize) -> bool {
-        let reusable = self.reusable();
+        let reusable = self.newest_reusable();
         self.slots.count() < 2 * self.copies.count() && self.slots.is_scattered(count, reusable)
     }
 
@@ -271,7 +271,7 @@ impl CommitState {
     /// The slots of stale copies, with their inodes, and the removal slots that must stay, each with the inodes that
     /// need it. `None` unless all groups are durable and all slots hold what this state records.
     pub(crate) fn stale_and_removal_slots(&self) -> Option<LeftoverSlots> {
-        let at_rest = self.durable == self.newest() && self.mentions.is_empty();
+        let at_rest = self.durable == self.newest_group() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
             let slot = self.slots.get(block);
             slot.owner == ino && !slot.live && !slot.writing
@@ -288,7 +288,7 @@ impl CommitState {
     }
 
     /// The newest group that was closed.
-    pub(crate) fn newest(&self) -> u64 {
+    pub(crate) fn newest_group(&self) -> u64 {
         self.next_group - 1
     }
 
@@ -424,7 +424,7 @@ impl CommitState {
     }
 
     /// The newest group whose freed slots may be overwritten now.
-    fn reusable(&self) -> u64 {
+    fn newest_reusable(&self) -> u64 {
         match (self.rules.reuse_waits_for_group, self.rules.reuse_waits_for_mention) {
             (true, true) => self.mentioned,
             (true, false) => self.durable,
@@ -433,20 +433,20 @@ impl CommitState {
     }
 
     fn take(&mut self, count: usize) -> Result<Vec<u64>, NoSlots> {
-        if let Some(found) = self.slots.take(count, self.reusable()) {
+        if let Some(found) = self.slots.take(count, self.newest_reusable()) {
             return Ok(found);
         }
         // A full device needs their slots, and a false alarm after a power failure is better than a group that fails.
         let obsolete = std::mem::take(&mut self.obsolete);
         self.release_all(obsolete);
-        if let Some(found) = self.slots.take(count, self.reusable()) {
+        if let Some(found) = self.slots.take(count, self.newest_reusable()) {
             return Ok(found);
         }
         if self.slots.has(count, self.durable) {
             return Err(NoSlots::UntilMentioned);
         }
         // Slots that groups in flight have written and freed become free after these groups.
-        let all_durable = self.durable == self.newest();
+        let all_durable = self.durable == self.newest_group();
         Err(if all_durable { NoSlots::Full } else { NoSlots::UntilDurable })
     }
 

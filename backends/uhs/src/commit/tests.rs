@@ -29,7 +29,7 @@ struct CommitRun {
 
 const BLOCKS: u64 = 8 * 512;
 
-fn fresh(seed: u64) -> RamDevice {
+fn make_fresh(seed: u64) -> RamDevice {
     let ram = RamDevice::new(4096, BLOCKS);
     make(&ram, [9; 16], &mut fastrand::Rng::with_seed(seed)).unwrap();
     ram
@@ -140,7 +140,7 @@ impl CommitRun {
         for writing in flying.drain(..) {
             store.finish(writing).unwrap();
         }
-        store.sync(store.newest()).unwrap();
+        store.sync(store.newest_group()).unwrap();
         self.acknowledged.push((self.sim.events(), store.durable()));
     }
 
@@ -210,9 +210,9 @@ impl CommitRun {
 }
 
 /// Lives of one device, each ended by a power failure; some fail again while they are mounted.
-fn lives(seed: u64, rules: CommitRules) -> Result<usize, String> {
+fn run_lives(seed: u64, rules: CommitRules) -> Result<usize, String> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut ram = fresh(seed);
+    let mut ram = make_fresh(seed);
     let rules = CommitRules { usable: 6 + random.usize(..10), ..rules };
     // Nothing removes inode 1, the root.
     let (mut model, mut next_ino, mut states) = (CommitModel::new(), 2, 0);
@@ -247,7 +247,7 @@ fn lives(seed: u64, rules: CommitRules) -> Result<usize, String> {
 /// The states that were judged for one seed.
 pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
     // Lives take numbers from the seed on.
-    lives(seed % (1 << 40), CommitRules::ALL)
+    run_lives(seed % (1 << 40), CommitRules::ALL)
 }
 
 /// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been
@@ -256,8 +256,8 @@ pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
 fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
     let mut states = 0;
     for seed in 0..120 {
-        states +=
-            lives(seed, CommitRules::ALL).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        states += run_lives(seed, CommitRules::ALL)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(states > 4000, "{states} states");
 }
@@ -276,7 +276,7 @@ fn each_sentence_of_the_rule_is_needed() {
     for (name, switch_off) in without {
         let mut rules = CommitRules::ALL;
         switch_off(&mut rules);
-        let found = (0..400).find(|seed| lives(*seed, rules).is_err());
+        let found = (0..400).find(|seed| run_lives(*seed, rules).is_err());
         assert!(found.is_some(), "nothing fails without: {name}");
         println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
     }

@@ -120,7 +120,7 @@ impl FileContent {
             return Ok(None);
         }
         let count = pages.end - pages.start;
-        let here: Vec<DiskExtent> = self.extents.in_range(pages.clone()).collect();
+        let here: Vec<DiskExtent> = self.extents.iter_range(pages.clone()).collect();
         let has: u64 = here.iter().map(|extent| u64::from(extent.count)).sum();
         let shifted = self.is_shifted(pool, pages.end - 1);
         let target = match has {
@@ -227,9 +227,9 @@ impl FileContent {
         if last == runs.last().map(|run| run.end() - 1) {
             self.size = self.size.max(pages.end * PAGE);
         }
-        let mut unwritten = self.unwritten_of(pages.clone(), runs);
+        let mut unwritten = self.find_unwritten(pages.clone(), runs);
         if unwritten.is_empty() && self.shifted.is_some() {
-            unwritten = self.unwritten_of(0..u64::MAX, runs);
+            unwritten = self.find_unwritten(0..u64::MAX, runs);
         }
         if unwritten.is_empty() {
             return Ok(());
@@ -244,8 +244,8 @@ impl FileContent {
     }
 
     /// The parts of `pages` whose blocks are among `runs` and are still unwritten.
-    fn unwritten_of(&self, pages: Range<u64>, runs: &[BlockRun]) -> Vec<Range<u64>> {
-        let unwritten = self.extents.in_range(pages).filter(|extent| extent.unwritten);
+    fn find_unwritten(&self, pages: Range<u64>, runs: &[BlockRun]) -> Vec<Range<u64>> {
+        let unwritten = self.extents.iter_range(pages).filter(|extent| extent.unwritten);
         let parts = unwritten.flat_map(|extent| {
             let all = BlockRun::from(extent);
             runs.iter().filter(move |run| overlap(run, &all)).map(move |run| {
@@ -289,7 +289,7 @@ impl FileContent {
     }
 
     /// A number for [`is_stale`](FileContent::is_stale), taken before blocks are read.
-    pub(crate) fn overwrites(&self) -> u64 {
+    pub(crate) fn overwrite_count(&self) -> u64 {
         self.direct.count
     }
 

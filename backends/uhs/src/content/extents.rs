@@ -105,7 +105,7 @@ impl ExtentMap {
     }
 
     /// The extents in `pages`, cut off at both ends.
-    pub(crate) fn in_range(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
+    pub(crate) fn iter_range(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
         let before = self.map.range(..pages.start).next_back();
         let before = before.map(|(page, piece)| piece.to_extent(*page));
         let from = self.map.range(pages.start..pages.end.max(pages.start));
@@ -119,7 +119,7 @@ impl ExtentMap {
     pub(crate) fn holes(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut holes = Vec::new();
         let mut at = pages.start;
-        for extent in self.in_range(pages.clone()) {
+        for extent in self.iter_range(pages.clone()) {
             if at < extent.page {
                 holes.push(at..extent.page);
             }
@@ -194,7 +194,7 @@ impl ExtentMap {
     /// Records that the blocks of `pages` hold data.
     pub(crate) fn mark_written(&mut self, pages: Range<u64>) {
         let unwritten = |extent: &DiskExtent| extent.unwritten;
-        if !self.in_range(pages.clone()).any(|extent| unwritten(&extent)) {
+        if !self.iter_range(pages.clone()).any(|extent| unwritten(&extent)) {
             return;
         }
         let extents = self.remove(pages);
@@ -253,14 +253,14 @@ mod tests {
         all
     }
 
-    fn taken(table: &mut PageMapping, pages: &Range<u64>) -> Vec<u64> {
+    fn take_blocks(table: &mut PageMapping, pages: &Range<u64>) -> Vec<u64> {
         let out = pages.clone().filter_map(|page| table.remove(&page)).map(|(block, _)| block);
         let mut out: Vec<u64> = out.collect();
         out.sort_unstable();
         out
     }
 
-    fn moved(table: &PageMapping, from: u64, by: impl Fn(u64) -> u64) -> PageMapping {
+    fn move_pages(table: &PageMapping, from: u64, by: impl Fn(u64) -> u64) -> PageMapping {
         table.iter().map(|(at, to)| (if *at >= from { by(*at) } else { *at }, *to)).collect()
     }
 
@@ -295,12 +295,12 @@ mod tests {
             match random.u8(..8) {
                 0 if table.keys().next_back().is_none_or(|last| last + by < 400) => {
                     extents.insert(first, by);
-                    table = moved(&table, first, |page| page + by);
+                    table = move_pages(&table, first, |page| page + by);
                 }
                 0 | 1 => {
                     let freed = extents.collapse(pages.clone());
-                    assert_eq!(blocks(&freed), taken(&mut table, &pages));
-                    table = moved(&table, pages.end, |page| page - by);
+                    assert_eq!(blocks(&freed), take_blocks(&mut table, &pages));
+                    table = move_pages(&table, pages.end, |page| page - by);
                 }
                 2 => {
                     extents.mark_written(pages.clone());
@@ -308,14 +308,14 @@ mod tests {
                 }
                 3 => {
                     let parts =
-                        extents.in_range(pages.clone()).flat_map(|part| part.page..part.end());
+                        extents.iter_range(pages.clone()).flat_map(|part| part.page..part.end());
                     assert!(parts.eq(table.range(pages.clone()).map(|(page, _)| *page)));
                     let holes = extents.holes(pages.clone()).into_iter().flatten();
                     assert!(holes.eq(pages.filter(|page| !table.contains_key(page))));
                 }
                 4 => {
                     let freed = extents.cut(pages.clone());
-                    assert_eq!(blocks(&freed), taken(&mut table, &pages));
+                    assert_eq!(blocks(&freed), take_blocks(&mut table, &pages));
                 }
                 _ => {
                     let unwritten = random.u8(..3) == 0;

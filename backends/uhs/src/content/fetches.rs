@@ -41,7 +41,7 @@ impl Drop for FetchGuard {
 }
 
 impl FileContent {
-    /// Begins a fetch of pages that are [missing](FileContent::missing) and that no other thread fetches.
+    /// Begins a fetch of pages that are [missing](FileContent::find_missing) and that no other thread fetches.
     pub(crate) fn begin_fetch(&mut self, pages: &[(u64, u64)]) -> FetchGuard {
         let fetch = Arc::new(PageFetch::default());
         self.fetches.0.retain(|(_, fetch)| !fetch.has_ended());

@@ -135,7 +135,7 @@ impl FrameSupply {
     }
 
     /// The next run, for at most `pages` pages.
-    pub(super) fn whole(&mut self, pages: u64) -> Option<FrameRun> {
+    pub(super) fn next_whole(&mut self, pages: u64) -> Option<FrameRun> {
         let fits = self.whole.front().is_some_and(|run| u64::from(run.count()) <= pages);
         fits.then(|| self.whole.pop_front()).flatten()
     }

@@ -31,12 +31,12 @@ pub(super) struct FileGrowth {
 
 impl FileContent {
     /// True if the pages that take blocks now continue the file at its end, behind pages that have blocks.
-    pub(super) fn grows(&mut self, pages: &Range<u64>) -> bool {
+    pub(super) fn continues_growth(&mut self, pages: &Range<u64>) -> bool {
         let before =
             self.extents.last_before(pages.start).is_some_and(|extent| extent.end() == pages.start);
         let grows = before
             && pages.end >= self.size.div_ceil(PAGE)
-            && self.extents.in_range(pages.end..u64::MAX).next().is_none();
+            && self.extents.iter_range(pages.end..u64::MAX).next().is_none();
         if grows {
             self.growth.pages += pages.end - pages.start;
         }
@@ -85,7 +85,7 @@ impl FileContent {
 
     /// The units of pages that are [scattered](FileContent::is_scattered), and of which the last group wrote pages for
     /// the first time.
-    pub(crate) fn scattered(&self) -> Vec<u64> {
+    pub(crate) fn list_scattered(&self) -> Vec<u64> {
         if self.extents.count() <= SCATTERED {
             return Vec::new();
         }
@@ -105,7 +105,7 @@ impl FileContent {
             return false;
         }
         let (mut runs, mut blocks) = (0, 0);
-        for extent in self.extents.in_range(pages).filter(|extent| !extent.unwritten) {
+        for extent in self.extents.iter_range(pages).filter(|extent| !extent.unwritten) {
             runs += 1;
             blocks += u64::from(extent.count);
         }

@@ -6,7 +6,7 @@
 //!   copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no content. A caller that changes a content
 //!   passes the new [`ContentSummary`] to `NameStore::settle` before it unlocks the content.
 //! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while a device works:
-//!   [`FileContent::missing`] returns the pages to read, [`FileContent::fill`] takes them in. Meanwhile,
+//!   [`FileContent::find_missing`] returns the pages to read, [`FileContent::fill`] takes them in. Meanwhile,
 //!   [`FileContent::begin_fetch`] makes other readers wait.
 //! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and returns
 //!   without waiting for anything.

@@ -23,7 +23,7 @@ impl FileContent {
         most: u64,
         is: &dyn Fn(u64) -> bool,
     ) -> Option<Range<u64>> {
-        self.extents.in_range(page..u64::MAX).find_map(
+        self.extents.iter_range(page..u64::MAX).find_map(
             |DiskExtent { page, block, count, .. }| {
                 let end = block + u64::from(count);
                 let mut at = block;
@@ -44,7 +44,7 @@ impl FileContent {
     pub(crate) fn need_move(&self, pages: &Range<u64>) -> ChangeDemand {
         // A forged extent may lie behind the last page of a file.
         let bytes = |pages: u64| pages.saturating_mul(PAGE);
-        let missing = self.missing(bytes(pages.start), bytes(pages.end - pages.start));
+        let missing = self.find_missing(bytes(pages.start), bytes(pages.end - pages.start));
         ChangeDemand { missing, ..ChangeDemand::default() }
     }
 
@@ -60,7 +60,7 @@ impl FileContent {
         pages: &Range<u64>,
         is: &dyn Fn(u64) -> bool,
     ) -> Result<u64> {
-        let extents: Vec<DiskExtent> = self.extents.in_range(pages.clone()).collect();
+        let extents: Vec<DiskExtent> = self.extents.iter_range(pages.clone()).collect();
         let mut moved = 0;
         for extent in extents {
             if extent.unwritten {
@@ -103,7 +103,7 @@ impl FileContent {
         self.give_up(pool, given_up);
         taken.into_iter().for_each(|new| self.extents.add(DiskExtent { unwritten: true, ..new }));
         // The inode that is durable has other blocks there.
-        self.has_shifted(pages.start);
+        self.record_shift(pages.start);
         Ok(count)
     }
 }

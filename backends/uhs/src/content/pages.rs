@@ -41,23 +41,23 @@ pub(crate) struct ChangeDemand {
 }
 
 /// The pages that a range of bytes touches.
-fn touched(offset: u64, end: u64) -> Range<u64> {
+fn touched_pages(offset: u64, end: u64) -> Range<u64> {
     offset / PAGE..end.div_ceil(PAGE)
 }
 
 impl FileContent {
     /// The pages of a range of bytes that are on the device and not in memory, each with its block.
-    pub(crate) fn missing(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
+    pub(crate) fn find_missing(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end || self.extents.is_empty() {
             return Vec::new();
         }
-        let pages = touched(offset, end);
+        let pages = touched_pages(offset, end);
         let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
         // Unwritten blocks that a device is overwriting count as missing, since a reader must wait for the write.
         let has_data = |extent: &DiskExtent| !extent.unwritten || self.is_overwriting();
-        for extent in self.extents.in_range(pages).filter(has_data) {
+        for extent in self.extents.iter_range(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
                 if extent.unwritten && !self.is_overwritten(page) {
                     continue;
@@ -77,7 +77,7 @@ impl FileContent {
         let edge = |at: u64| (offset < end && !at.is_multiple_of(PAGE)).then_some(at / PAGE);
         let first = edge(offset);
         for page in first.into_iter().chain(edge(end).filter(|last| Some(*last) != first)) {
-            need.missing.extend(self.missing(page * PAGE, PAGE));
+            need.missing.extend(self.find_missing(page * PAGE, PAGE));
             need.wanted.single += usize::from(!self.can_change(page));
         }
         need
@@ -104,7 +104,7 @@ impl FileContent {
     pub(crate) fn need_size(&self, size: u64) -> ChangeDemand {
         let mut need = ChangeDemand::default();
         if size < self.size && !size.is_multiple_of(PAGE) {
-            need.missing = self.missing(size - 1, 1);
+            need.missing = self.find_missing(size - 1, 1);
         }
         need.wanted.single = 1;
         need
@@ -144,7 +144,7 @@ impl FileContent {
             return Ok(());
         }
         let mut at = offset;
-        for (page, cached) in self.pages.range_mut(touched(offset, end)) {
+        for (page, cached) in self.pages.range_mut(touched_pages(offset, end)) {
             let start = page * PAGE;
             append_zeros(out, start.saturating_sub(at))?;
             at = at.max(start);
@@ -216,7 +216,7 @@ impl FileContent {
                 }
                 whole => {
                     // After a run that found less space than pages, none is left.
-                    let run = supply.whole(whole as u64).ok_or(Errno::ENOSPC);
+                    let run = supply.next_whole(whole as u64).ok_or(Errno::ENOSPC);
                     run.and_then(|run| self.replace_pages(pool, page, run, rest))
                 }
             };
@@ -267,7 +267,7 @@ impl FileContent {
     fn promise_new(&mut self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         let count = (pages.end - pages.start) as usize;
         let known = self.promised.count(pages.clone()) > 0
-            || self.extents.in_range(pages.clone()).next().is_some();
+            || self.extents.iter_range(pages.clone()).next().is_some();
         if known || self.is_shifted(pool, pages.end - 1) {
             return false;
         }
@@ -421,7 +421,7 @@ impl FileContent {
         // The end of the last page becomes zeros, in another block: the old size may come back.
         let last = size / PAGE;
         if !size.is_multiple_of(PAGE) && self.has_data(last) {
-            let moves = pool.rules().tails_move;
+            let moves = pool.commit_rules().tails_move;
             self.change_page(pool, last, moves, supply)?[(size % PAGE) as usize..].fill(0);
         }
         self.drop_pages(pool, size.div_ceil(PAGE)..u64::MAX);

@@ -52,7 +52,7 @@ impl FileContent {
 
     /// The pages that a write of `len` bytes at `offset` made ready to be written before their group: whole runs of
     /// `run` pages, all of which wait for a block.
-    pub(crate) fn ready(
+    pub(crate) fn take_ready(
         &mut self,
         pool: &BlockPool,
         offset: u64,
@@ -70,7 +70,7 @@ impl FileContent {
         is_ready.then_some(pages)
     }
 
-    /// Gives blocks to pages that are [`ready`](FileContent::ready), and returns the pages to be written at once, with
+    /// Gives blocks to pages that are [`take_ready`](FileContent::take_ready), and returns the pages to be written at once, with
     /// the number of their batch. The next group records these blocks in the inode, once they are written.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl FileContent {
         self.early.extend(self.placed.drain(before..));
         self.promised.take_out(pages.clone());
         self.dirty.take_out(pages);
-        self.has_placed(all.len());
+        self.record_placed(all.len());
         pool.forget_pages(all.len(), 0);
         Ok((batch, data))
     }
@@ -116,12 +116,13 @@ impl FileContent {
         let mut changed = !wanting.is_empty();
         for run in dirty.chunk_by(|a, b| a + 1 == *b) {
             let pages = run[0]..run[0] + run.len() as u64;
-            let unwritten = self.extents.in_range(pages.clone()).filter(|extent| extent.unwritten);
+            let unwritten =
+                self.extents.iter_range(pages.clone()).filter(|extent| extent.unwritten);
             let before = self.placed.len();
             self.placed.extend(unwritten.map(|extent| extent.page..extent.end()));
             changed |= self.placed.len() > before;
             self.extents.mark_written(pages.clone());
-            let extents = self.extents.in_range(pages.clone());
+            let extents = self.extents.iter_range(pages.clone());
             let mut blocks =
                 extents.flat_map(|extent| (extent.page..extent.end()).zip(extent.block..));
             for (page, cached) in self.pages.range_mut(pages) {
@@ -151,7 +152,7 @@ impl FileContent {
         pool: &BlockPool,
         pages: Range<u64>,
     ) -> Result<Vec<DiskExtent>> {
-        let grows = self.grows(&pages);
+        let grows = self.continues_growth(&pages);
         let mut taken: Vec<DiskExtent> = Vec::new();
         let mut page = pages.start;
         while page < pages.end {
@@ -189,7 +190,7 @@ impl FileContent {
     }
 
     /// From `page` on, blocks are at other places than in the inode that is durable.
-    pub(super) fn has_shifted(&mut self, page: u64) {
+    pub(super) fn record_shift(&mut self, page: u64) {
         let first = self.shifted.map_or(page, |(first, _)| first.min(page));
         self.shifted = Some((first, RUNNING));
         self.version += 1;
@@ -207,7 +208,7 @@ impl FileContent {
                 self.shifted = None;
                 false
             }
-            Some((first, _)) => page >= first && pool.rules().shifted_blocks_move,
+            Some((first, _)) => page >= first && pool.commit_rules().shifted_blocks_move,
             None => false,
         }
     }

@@ -123,7 +123,7 @@ impl BlockPool {
         let _ = self.rules.set(rules);
     }
 
-    pub(crate) fn rules(&self) -> CommitRules {
+    pub(crate) fn commit_rules(&self) -> CommitRules {
         *self.rules.get().unwrap_or(&CommitRules::ALL)
     }
 
@@ -187,7 +187,7 @@ impl BlockPool {
 
     /// Promises that are still kept then.
     #[cfg(test)]
-    pub(crate) fn refused_after(&self) -> Option<u64> {
+    pub(crate) fn remaining_promises(&self) -> Option<u64> {
         Some(self.refused_after.load(Ordering::Relaxed)).filter(|left| *left < u64::MAX)
     }
 

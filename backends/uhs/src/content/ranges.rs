@@ -185,7 +185,7 @@ impl FileContent {
         let given_up = self.extents.collapse(pages.clone());
         self.give_up(pool, given_up);
         self.move_pages(pool, pages.end, |page| page - by);
-        self.has_shifted(pages.start);
+        self.record_shift(pages.start);
         self.size -= bytes.end - bytes.start;
         Ok(())
     }
@@ -212,7 +212,7 @@ impl FileContent {
         let (first, by) = (bytes.start / PAGE, length / PAGE);
         self.extents.insert(first, by);
         self.move_pages(pool, first, |page| page + by);
-        self.has_shifted(first);
+        self.record_shift(first);
         self.size += length;
         Ok(())
     }

@@ -154,7 +154,7 @@ impl FileContent {
     }
 
     /// Records that so many pages with a promised extent have one.
-    pub(super) fn has_placed(&mut self, pages: usize) {
+    pub(super) fn record_placed(&mut self, pages: usize) {
         self.outside.splits = self.outside.splits.saturating_sub(pages);
     }
 

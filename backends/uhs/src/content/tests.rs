@@ -49,10 +49,10 @@ struct TestVolume {
 
 impl TestVolume {
     fn new(units: u64, options: UhsOptions) -> TestVolume {
-        TestVolume::by(CommitRules::ALL, units, options)
+        TestVolume::with_rules(CommitRules::ALL, units, options)
     }
 
-    fn by(rules: CommitRules, units: u64, options: UhsOptions) -> TestVolume {
+    fn with_rules(rules: CommitRules, units: u64, options: UhsOptions) -> TestVolume {
         let ram = RamDevice::new(4096, units * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
         let mut volume = TestVolume { ram, fs: None, options, rules, ino: Ino::ROOT };
@@ -109,7 +109,7 @@ impl TestVolume {
         let mut out = ReadBuf::new(&mut sink, len);
         let args = ReadArgs { offset, ..ReadArgs::default() };
         self.fs().read(&cx(), self.file(), args, &mut out).unwrap();
-        let filled = out.filled();
+        let filled = out.filled_len();
         bytes.truncate(filled);
         bytes
     }
@@ -245,7 +245,7 @@ fn a_file_holds_the_bytes_that_a_plain_vector_holds() {
         // Pages that are written at once, and runs of them.
         let early_run = [1, 3, CommitRules::ALL.early_run][seed as usize % 3];
         let rules = CommitRules { early_run, ..CommitRules::ALL };
-        let volume = TestVolume::by(rules, 16, options(4 + seed as usize, 20));
+        let volume = TestVolume::with_rules(rules, 16, options(4 + seed as usize, 20));
         let random = fastrand::Rng::with_seed(seed);
         let mut player = ContentWorkload { volume, model: Vec::new(), random };
         (0..250).for_each(|_| player.step());
@@ -330,7 +330,7 @@ fn a_large_file_has_whole_units() {
 }
 
 fn large_file(rules: CommitRules) {
-    let volume = TestVolume::by(rules, 32, options(64, 4096));
+    let volume = TestVolume::with_rules(rules, 32, options(64, 4096));
     let bytes = vec![3; 1 << 20];
     for part in 0..20 {
         volume.write(part << 20, &bytes).unwrap();

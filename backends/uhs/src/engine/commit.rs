@@ -115,7 +115,7 @@ impl UhsEngine {
         let group = match self.gate.has_changes() {
             true => self.begin_group(store, wanted, true, purpose),
             // Threads that wrote before this one have closed their groups, so that these have numbers.
-            false => Ok((store.newest(), None)),
+            false => Ok((store.newest_group(), None)),
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;
@@ -250,7 +250,7 @@ impl UhsEngine {
             self.pool.release(&self.pool.take_given_up());
         }
         if self.pool.needs_durable() {
-            let newest = store.newest();
+            let newest = store.newest_group();
             store.sync(newest)?;
             self.release(newest);
         }

@@ -140,7 +140,8 @@ impl UhsEngine {
             return Ok(false);
         }
         let most = (self.options.dirty_pages as u64).max(UNIT_BLOCKS);
-        let choose = |space: &BlockSpace| space.emptiest(UNITS, (least, most), &state.stubborn);
+        let choose =
+            |space: &BlockSpace| space.find_emptiest(UNITS, (least, most), &state.stubborn);
         let (gained, left, moved) = self.empty(choose);
         state.futile_at = (gained == 0).then_some(released);
         match gained {

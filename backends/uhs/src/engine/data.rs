@@ -54,7 +54,7 @@ impl FetchedPages {
         if self.pages.len() < read && is_line() {
             return Err(Errno::EDEADLK);
         }
-        self.before = content.overwrites();
+        self.before = content.overwrite_count();
         for (page, _, frames) in &self.pages {
             content.fill(pool, *page, frames);
         }
@@ -76,19 +76,19 @@ impl UhsEngine {
     ) -> Result<bool> {
         let way = IoPath::from(flags);
         let content = self.data(ino)?;
-        let before = out.filled();
+        let before = out.filled_len();
         while out.remaining() > 0 {
-            let at = offset.saturating_add((out.filled() - before) as u64);
-            let from = out.filled();
+            let at = offset.saturating_add((out.filled_len() - before) as u64);
+            let from = out.filled_len();
             let len = (GATHERED * BLOCK).min(out.remaining());
             if way == IoPath::Cached || !self.read_directly(&content, at, len, out)? {
                 self.read_part(&content, at, len, out)?;
             }
-            if out.filled() == from {
+            if out.filled_len() == from {
                 break;
             }
         }
-        Ok(!flags.has(OpenFlags::NOATIME) && self.names.accessed(ino))
+        Ok(!flags.has(OpenFlags::NOATIME) && self.names.record_access(ino))
     }
 
     fn read_part(
@@ -104,7 +104,7 @@ impl UhsEngine {
             let mut held = lock(content);
             fetched.fill(&mut held, &self.pool)?;
             drop(fetcher.take());
-            let mut wanted = held.missing(at, len as u64);
+            let mut wanted = held.find_missing(at, len as u64);
             if wanted.is_empty() {
                 held.has_read(at, len as u64);
                 if in_memory { &self.reads.hits } else { &self.reads.misses }.add(1);
@@ -121,7 +121,7 @@ impl UhsEngine {
             let pages = self.options.cache_pages;
             let more =
                 *ahead.get_or_insert_with(|| held.bytes_to_read_ahead(at, len as u64, pages));
-            let mut missing = held.missing(at, len as u64 + more);
+            let mut missing = held.find_missing(at, len as u64 + more);
             if !is_line() {
                 held.take_fetched_by_others(&mut missing);
             }
@@ -266,7 +266,7 @@ impl UhsEngine {
         let mut out = ReadBuf::new(&mut sink, len);
         let at = (copy.src_offset + done, OpenFlags::default());
         self.read(copy.src.ino.0, at, &mut out)?;
-        let len = out.filled();
+        let len = out.filled_len();
         match len {
             0 => Ok(0),
             _ => self.write(
@@ -338,7 +338,7 @@ impl UhsEngine {
     pub(super) fn frames_of(&self, run: BlockRun) -> Result<Vec<(u64, FrameRun)>> {
         let (mut parts, mut at) = (Vec::new(), run.block);
         while at < run.end() {
-            let frames = self.frames(((run.end() - at) as usize).min(self.io.gathered()))?;
+            let frames = self.frames(((run.end() - at) as usize).min(self.io.gather_limit()))?;
             let count = u64::from(frames.count());
             parts.push((at, frames));
             at += count;

@@ -61,7 +61,7 @@ pub(super) fn share(
     let separation = match mode {
         SeparationMode::Off => open,
         SeparationMode::Static => {
-            SeparationOptions { caps: true, ..SeparationOptions::divided(count, DEPTH) }
+            SeparationOptions { caps: true, ..SeparationOptions::new_divided(count, DEPTH) }
         }
         SeparationMode::Learned => SeparationOptions { caps: true, ..open },
     };
@@ -80,10 +80,10 @@ pub(super) fn figures(separated: &SeparatedDevice) -> Vec<Figure> {
         Figure::count("queues", queues.len() as u64),
         Figure::count("queues_depth", sum(|queue| queue.depth)),
         Figure::count("queues_in_flight", sum(|queue| queue.in_flight)),
-        Figure::count("queues_waiting_flushes", separated.waiting(None) as u64),
+        Figure::count("queues_waiting_flushes", separated.count_waiting(None) as u64),
     ];
     for (class, name) in OperationClass::ALL.into_iter().zip(WAITING) {
-        figures.push(Figure::count(name, separated.waiting(Some(class)) as u64));
+        figures.push(Figure::count(name, separated.count_waiting(Some(class)) as u64));
     }
     for (queue, names) in queues.iter().zip(NAMES) {
         figures.push(Figure::count(names.in_flight, queue.in_flight as u64));

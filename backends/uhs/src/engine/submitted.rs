@@ -231,7 +231,7 @@ impl DirectThread {
     fn begin_read(&mut self, mut io: Io, ino: u64, offset: u64, len: usize) -> Option<Io> {
         let Some(content) = self.content(ino) else { return Some(io) };
         let source = lock(&content).direct_source(&self.engine.pool, offset, len as u64);
-        let most = self.engine.io.gathered();
+        let most = self.engine.io.gather_limit();
         let Some(source) = source.filter(|source| source.run.count as usize <= most) else {
             return Some(io);
         };
@@ -264,7 +264,7 @@ impl DirectThread {
             return Some(io);
         };
         let (vec, start) = data.into_parts();
-        let most = self.engine.io.gathered() as u64;
+        let most = self.engine.io.gather_limit() as u64;
         let parts = target.runs.iter().flat_map(|run| {
             let parts = (run.block..run.end()).step_by(most as usize);
             parts.map(|block| (block, (run.end() - block).min(most) as usize * BLOCK))
@@ -363,7 +363,7 @@ impl DirectThread {
             return;
         }
         self.engine.has_read_directly(source.run);
-        if !flags.has(OpenFlags::NOATIME) && self.engine.names.accessed(ino.0) {
+        if !flags.has(OpenFlags::NOATIME) && self.engine.names.record_access(ino.0) {
             self.notify_frontends(&io, ino);
         }
         io.finish_room(room, Ok(source.bytes));
@@ -372,7 +372,7 @@ impl DirectThread {
     /// Notifies all frontends, except the origin of the operation, that attributes have changed.
     fn notify_frontends(&self, io: &Io, ino: Ino) {
         let origin = io.with_context(|cx| cx.origin);
-        self.engine.frontends.attributes_changed(origin, &[ino]);
+        self.engine.frontends.notify_attributes(origin, &[ino]);
     }
 
     fn has_written(

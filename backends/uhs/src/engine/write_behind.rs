@@ -139,13 +139,13 @@ impl UhsEngine {
         let begun = {
             let Ok(_handle) = self.enter() else { return };
             let mut held = lock(content);
-            let ready = held.ready(&self.pool, offset, len, run);
+            let ready = held.take_ready(&self.pool, offset, len, run);
             // If there is no space after all, the group reports the error.
             ready.and_then(|pages| held.allocate_early(&self.pool, pages).ok())
         };
         let Some((batch, pages)) = begun else { return };
         let follows = |a: &BlockPage, b: &BlockPage| a.0 + 1 == b.0;
-        let runs = pages.chunk_by(follows).flat_map(|run| run.chunks(self.io.gathered()));
+        let runs = pages.chunk_by(follows).flat_map(|run| run.chunks(self.io.gather_limit()));
         let runs: Vec<Vec<BlockPage>> = runs.map(<[BlockPage]>::to_vec).collect();
         let mut line = lock(&behind.line);
         line.left.insert(batch, runs.len());

@@ -125,7 +125,7 @@ impl Superblock {
         let none = snapshot::SnapshotPointer { block: 0, blocks: 0, crc: 0 };
         let snapshot = self.snapshot.unwrap_or(none);
         out.u64(self.durable).u64(self.next_ino).u64(snapshot.block).u32(snapshot.crc);
-        let listed = &self.chunks[..self.listed()];
+        let listed = &self.chunks[..self.listed_count()];
         out.u32(snapshot.blocks).u32(listed.len() as u32).u32(0);
         listed.iter().for_each(|chunk| chunk.encode(&mut out));
         out.pad(TABLE);
@@ -218,7 +218,7 @@ impl Superblock {
     }
 
     /// The number of chunks that the superblock itself lists.
-    fn listed(&self) -> usize {
+    fn listed_count(&self) -> usize {
         self.table.as_ref().map_or(self.chunks.len(), |table| table.listed)
     }
 
@@ -251,7 +251,7 @@ impl Superblock {
             && self.next_ino > 0
             // Mounting adds a little to the largest numbers of slots.
             && self.next_ino.max(self.epoch).max(self.durable) < 2 * NUMBERS
-            && self.listed() <= CHUNKS
+            && self.listed_count() <= CHUNKS
             && apart
             && self.has_sound_table()
             && ranges.iter().all(|range| range.0 < range.1 && range.1 <= units)

@@ -101,7 +101,7 @@ pub(crate) fn close(
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
                 held.allocate_blocks(pool, batch.number, &mut batch.data, skip_stuck)?;
-                batch.scattered.extend(held.scattered().into_iter().map(|unit| (ino, unit)));
+                batch.scattered.extend(held.list_scattered().into_iter().map(|unit| (ino, unit)));
                 match names.encode(ino, &held)? {
                     Some(encoded) => {
                         let body = fit(encoded, &mut held, pool, &mut outside)?;

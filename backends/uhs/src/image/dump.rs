@@ -42,7 +42,7 @@ pub(crate) fn tables(
     let survey =
         survey_with_slots(device, CommitRules::ALL, |slots| scanned = slots.to_vec(), watch);
     match (survey, ino) {
-        (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
+        (Ok(survey), None) => collect_tables(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
         // If the image cannot be opened, the copies of the superblock show why.
         (Err(StoreError::Unusable(_) | StoreError::Short { .. } | StoreError::Numbers), None) => {
@@ -52,7 +52,7 @@ pub(crate) fn tables(
     }
 }
 
-fn whole(
+fn collect_tables(
     device: &dyn BlockDevice,
     survey: &SlotSurvey,
     scanned: &[(u64, ScannedSlot)],
@@ -249,8 +249,8 @@ fn contents(
         row!["born", format!("{}.{:09}", inode.btime.sec, inode.btime.nsec)],
     ];
     let names = inode.links.iter();
-    let names = names.map(|link| row![link.parent, link.stamp, printable(&link.name)]);
-    let xattrs = inode.xattrs.iter().map(|(name, value)| row![printable(name), value.len()]);
+    let names = names.map(|link| row![link.parent, link.stamp, escape_controls(&link.name)]);
+    let xattrs = inode.xattrs.iter().map(|(name, value)| row![escape_controls(name), value.len()]);
     let attributes = DumpTable { name: "inode", columns: &["field", "value"], rows: attributes };
     Ok(vec![
         attributes,
@@ -277,7 +277,7 @@ fn data(data: &InodeData) -> DumpTable {
             vec![row![0_u64, "", "", format!("{} bytes inline", bytes.len())]]
         }
         InodeData::Target(target) => {
-            vec![row![0_u64, "", "", format!("link to {}", printable(target))]]
+            vec![row![0_u64, "", "", format!("link to {}", escape_controls(target))]]
         }
         InodeData::Extents(extents) => extents
             .iter()
@@ -291,6 +291,6 @@ fn data(data: &InodeData) -> DumpTable {
 }
 
 /// Bytes as text without control characters.
-fn printable(bytes: &[u8]) -> String {
+fn escape_controls(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }

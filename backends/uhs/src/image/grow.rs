@@ -2,7 +2,7 @@
 
 use defuse_fs::source::{GrowthResult, ImageGrowth, SourceOpenError, SourceResult};
 
-use super::make::{allocate, fits, system_error};
+use super::make::{allocate, check_size, system_error};
 use super::{OpenImage, device};
 use crate::format::BLOCK;
 use crate::{StoreError, store};
@@ -38,7 +38,7 @@ pub(super) fn grow(image: &OpenImage, growth: &ImageGrowth) -> SourceResult<Grow
              copy its files to a smaller one"
         )));
     }
-    fits(path, wanted)?;
+    check_size(path, wanted)?;
     if wanted > bytes {
         file.resize(wanted).map_err(system_error("change the size of", path))?;
     }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use defuse_block::{BlockDevice, DeviceAccess, DeviceOpenError, Errno, OpenDeviceFile};
 use defuse_fs::source::{NewImage, SourceOpenError, SourceResult, WorkWatch};
 
-use super::{cannot_open, contents, device, driven, interrupted, random, refuse_short, with_limit};
+use super::{
+    contents, device, interruption_error, open_driven, open_error, random, refuse_short, with_limit,
+};
 use crate::Uhs;
 use crate::format::superblock::{FEWEST_UNITS, MOST_UNITS};
 use crate::format::{BLOCK, UNIT_BLOCKS};
@@ -20,19 +22,19 @@ const LARGEST: u64 = MOST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 
 /// Makes a file system in a file or a block device.
 pub(super) fn make(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
-    new.size.map_or(Ok(()), |size| fits(image, size))?;
-    if let Some(device) = driven(image, DeviceAccess::ReadWrite)? {
+    new.size.map_or(Ok(()), |size| check_size(image, size))?;
+    if let Some(device) = open_driven(image, DeviceAccess::ReadWrite)? {
         return fill_device(image, device, new);
     }
     match OpenDeviceFile::open(image, DeviceAccess::ReadWrite) {
         Ok(file) => fill(image, &file, new, watch),
         Err(DeviceOpenError::System { errno: Errno::NOENT, .. }) => create(image, new, watch),
-        Err(error) => Err(cannot_open(error)),
+        Err(error) => Err(open_error(error)),
     }
 }
 
 /// Fails with the limit if no file system can have so many bytes.
-pub(super) fn fits(image: &Path, bytes: u64) -> SourceResult<()> {
+pub(super) fn check_size(image: &Path, bytes: u64) -> SourceResult<()> {
     let shown = image.display();
     let text = match bytes {
         0..SMALLEST => {
@@ -52,7 +54,7 @@ fn fill_device(image: &Path, device: Arc<dyn BlockDevice>, new: &NewImage) -> So
             "{shown} is a device, which has a size: leave out --size"
         )));
     }
-    fits(image, device.properties().bytes())?;
+    check_size(image, device.properties().bytes())?;
     refuse_contents(image, &*device, new)?;
     write(image, device, new)
 }
@@ -100,7 +102,7 @@ fn create(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<(
     let size = new.size.ok_or_else(|| missing_size_error(image))?;
     let file = OpenDeviceFile::create(image).map_err(|error| match error {
         DeviceOpenError::System { errno, .. } => system_error("create", image)(errno),
-        error => cannot_open(error),
+        error => open_error(error),
     })?;
     let made = file.resize(size).map_err(system_error("change the size of", image));
     let made = made.and_then(|()| allocate(image, &file, size, new.sparse, watch));
@@ -143,8 +145,8 @@ pub(super) fn allocate(
         return Ok(());
     }
     for start in (0..bytes).step_by(ALLOCATED as usize) {
-        if watch.ends("allocating MiB", start >> 20, bytes >> 20) {
-            return Err(interrupted(image, "it has no file system, or its former one"));
+        if watch.report_progress("allocating MiB", start >> 20, bytes >> 20) {
+            return Err(interruption_error(image, "it has no file system, or its former one"));
         }
         allocate_part(image, file, start..bytes.min(start + ALLOCATED))?;
     }

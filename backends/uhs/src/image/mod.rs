@@ -168,7 +168,7 @@ pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
 }
 
 /// The error of interrupted work on an image; `left` describes the state of the image.
-fn interrupted(image: &Path, left: &str) -> SourceOpenError {
+fn interruption_error(image: &Path, left: &str) -> SourceOpenError {
     SourceOpenError::Interrupted(format!("{}: interrupted; {left}", image.display()))
 }
 
@@ -188,7 +188,7 @@ impl ProgressLogger<'_> {
 }
 
 impl WorkWatch for ProgressLogger<'_> {
-    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
+    fn report_progress(&self, step: &'static str, done: u64, all: u64) -> bool {
         // A thread that holds this lock now logs the same progress.
         if let Ok(mut told) = self.told.try_lock()
             && told.elapsed() >= LOGGED
@@ -220,15 +220,15 @@ fn random() -> fastrand::Rng {
 }
 
 /// The device that a driver of this program has for `image`; `None` for a path.
-fn driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dyn BlockDevice>>> {
+fn open_driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dyn BlockDevice>>> {
     let Some((driver, name)) = driver_of(image.as_os_str()) else { return Ok(None) };
     let device = (driver.open)(name, access).map_err(SourceOpenError::Failed)?;
-    fits_blocks(image, &*device)?;
+    check_block_size(image, &*device)?;
     Ok(Some(device))
 }
 
 /// Fails if the blocks of the device are larger than the blocks of a file system. Smaller blocks are gathered.
-fn fits_blocks(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
+fn check_block_size(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
     match device.properties().block_size {
         bytes if bytes as usize == BLOCK => Ok(()),
         bytes => Err(SourceOpenError::Failed(format!(
@@ -244,29 +244,29 @@ fn open_device(
     image: &Path,
     access: DeviceAccess,
 ) -> SourceResult<(Option<OpenDeviceFile>, Arc<dyn BlockDevice>)> {
-    if let Some(device) = driven(image, access)? {
+    if let Some(device) = open_driven(image, access)? {
         return Ok((None, device));
     }
-    let file = OpenDeviceFile::open(image, access).map_err(cannot_open)?;
+    let file = OpenDeviceFile::open(image, access).map_err(open_error)?;
     let device = device(&file, image)?;
     Ok((Some(file), device))
 }
 
 /// The device in an open file, with the size that it has now.
 fn device(file: &OpenDeviceFile, image: &Path) -> SourceResult<Arc<dyn BlockDevice>> {
-    let device: FileDevice = file.device().map_err(cannot_open)?;
+    let device: FileDevice = file.device().map_err(open_error)?;
     if !device.is_direct() {
         log::info!("{}: no direct I/O here: it goes through the page cache", image.display());
     }
     if let Some(note) = device.note() {
         log::info!("{note}");
     }
-    fits_blocks(image, &device)?;
+    check_block_size(image, &device)?;
     Ok(Arc::new(device))
 }
 
 /// The error of a device that cannot be opened, with the next step.
-fn cannot_open(error: DeviceOpenError) -> SourceOpenError {
+fn open_error(error: DeviceOpenError) -> SourceOpenError {
     let next = match &error {
         DeviceOpenError::Busy { holder: Some(_), .. } => {
             return SourceOpenError::Busy(format!(
@@ -297,7 +297,7 @@ fn cannot_open(error: DeviceOpenError) -> SourceOpenError {
         DeviceOpenError::TooSmall { path, .. } => {
             format!("make a file system in it with `defuse mkfs uhs {} --size 1G`", path.display())
         }
-        DeviceOpenError::NoRing { .. } => return SourceOpenError::failed(error),
+        DeviceOpenError::NoRing { .. } => return SourceOpenError::from_error(error),
     };
     SourceOpenError::Failed(format!("{error}; {next}"))
 }
@@ -351,7 +351,7 @@ fn unusable(image: &Path, device: &dyn BlockDevice, error: &StoreError) -> Sourc
                 "{shown} has {has} bytes and its file system {wants}: it was cut short; restore the rest"
             )
         }
-        StoreError::Interrupted => return interrupted(image, "nothing is half done"),
+        StoreError::Interrupted => return interruption_error(image, "nothing is half done"),
         StoreError::Index { bytes, .. } | StoreError::Space { bytes, .. } => {
             format!(
                 "{shown}: {error}: use `-o index={bytes}` or more, on a machine that has so much"
@@ -475,7 +475,7 @@ mod tests {
     struct StepInterrupt(&'static str);
 
     impl WorkWatch for StepInterrupt {
-        fn ends(&self, step: &'static str, _: u64, _: u64) -> bool {
+        fn report_progress(&self, step: &'static str, _: u64, _: u64) -> bool {
             step == self.0
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use defuse_fs::posix::{access_time_is_due, without_set_id};
+use defuse_fs::posix::{access_time_is_due, drop_set_id};
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::DirectoryChange;
@@ -29,7 +29,7 @@ impl NameStore {
         self.records.change(ino, |mut changing| {
             if let Some(facts) = content {
                 settle(&mut changing, facts);
-                changing.modified(now);
+                changing.set_modified(now);
             }
             if !set.is_empty() {
                 changing.settle_times();
@@ -93,7 +93,7 @@ impl NameStore {
 
     /// Updates the access time by the rule of `relatime`. The next other change of the inode writes it to the device.
     /// True if the access time has changed.
-    pub(crate) fn accessed(&self, ino: u64) -> bool {
+    pub(crate) fn record_access(&self, ino: u64) -> bool {
         if self.noatime {
             return false;
         }
@@ -124,7 +124,7 @@ impl NameStore {
     /// Clears set-group-id, also if the group may not execute the file.
     pub(crate) fn clear_mark(&self, handle: &GroupReadGuard<'_>, ino: u64) -> Result<()> {
         self.records.change(ino, |changing| {
-            let perm = without_set_id(changing.record.perm(), false);
+            let perm = drop_set_id(changing.record.perm(), false);
             changing.record.set_perm(perm);
             touch(handle, changing.record);
             Ok(())
@@ -142,7 +142,7 @@ impl NameStore {
         let now = self.now();
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
-            changing.modified(now);
+            changing.set_modified(now);
             if kill_suidgid {
                 changing.kill_suidgid();
             }

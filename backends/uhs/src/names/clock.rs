@@ -20,11 +20,11 @@ pub(super) enum ChangeClock {
 
 impl ChangeClock {
     /// A clock that advances by a millisecond at every reading.
-    pub(super) fn stepped() -> Self {
+    pub(super) fn new_stepped() -> Self {
         ChangeClock::Stepped(AtomicU64::new(1))
     }
 
-    pub(super) fn shared() -> Self {
+    pub(super) fn new_shared() -> Self {
         ChangeClock::Shared(DateFloor::default())
     }
 
@@ -33,7 +33,7 @@ impl ChangeClock {
             ChangeClock::Exact => Timestamp::now(),
             ChangeClock::Shared(latest) => {
                 let tick = clock_gettime(ClockId::RealtimeCoarse);
-                latest.not_before(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
+                latest.bound_below(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
             }
             ChangeClock::Stepped(step) => {
                 let step = step.fetch_add(1, Ordering::Relaxed);

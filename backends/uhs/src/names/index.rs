@@ -22,7 +22,7 @@ pub(super) struct NameHash {
 
 impl NameHash {
     /// All bits of the hash, for other tables.
-    pub(super) fn whole(self) -> u64 {
+    pub(super) fn all_bits(self) -> u64 {
         let bits = (self.shard as u64) << 32 | u64::from(self.hash);
         bits.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }

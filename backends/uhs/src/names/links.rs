@@ -30,7 +30,7 @@ impl NameStore {
         let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
         let (ino, gone) = self.drop_name(handle, place, &mut part, (rid, now), false)?;
         drop(part);
-        self.names_changed(parent, &dir, now);
+        self.record_name_change(parent, &dir, now);
         drop(entries);
         self.end(gone);
         Ok(Ino(ino))
@@ -79,7 +79,7 @@ impl NameStore {
             let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
             let (_, gone) = self.drop_name(handle, place, &mut part, (rid, now), true)?;
             drop(part);
-            self.names_changed(parent, &dir, now);
+            self.record_name_change(parent, &dir, now);
             drop((entries, children));
             self.end(gone);
             return Ok(Ino(ino));

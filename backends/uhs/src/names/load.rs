@@ -145,7 +145,7 @@ impl LoadedNames<'_> {
     fn is_new(&mut self, at: usize) -> bool {
         let links = self.links;
         let name = |at: usize| (links[at].link.parent, &links[at].link.name);
-        let hash = |at: &usize| links[*at].key.whole();
+        let hash = |at: &usize| links[*at].key.all_bits();
         let is_new = self.places.find(hash(&at), |other| name(*other) == name(at)).is_none();
         if is_new {
             self.places.insert_unique(hash(&at), at, hash);
@@ -226,8 +226,9 @@ impl InodeLoader {
         newest.into_iter().for_each(|(dir, birth)| names.is_as_new_as(dir, birth));
         match dirs.contains(&ROOT) {
             true => {
-                problems
-                    .extend(names.loops(&dirs).into_iter().map(|ino| LoadProblem::Loop { ino }));
+                problems.extend(
+                    names.find_loops(&dirs).into_iter().map(|ino| LoadProblem::Loop { ino }),
+                );
             }
             false => problems.push(LoadProblem::NoRoot),
         }
@@ -246,7 +247,7 @@ impl NameStore {
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
         let content = FileContent::new(data, size);
         let mut held = lock(&content);
-        let extra = RecordExtra::loaded(&links, xattrs);
+        let extra = RecordExtra::from_loaded(&links, xattrs);
         held.load_records(&self.pool, records, extra.bytes());
         let short = if extra.may_be_large() || is_dir { None } else { held.retire(&self.pool) };
         let facts = held.summarize();
@@ -258,7 +259,7 @@ impl NameStore {
                 ..DirectoryState::default()
             })),
             None => RecordBody::Live(Arc::new(LiveContent::new(content, blocks, rdev))),
-            Some(data) => RecordBody::short(&data, rdev),
+            Some(data) => RecordBody::from_data(&data, rdev),
         };
         let mut record = InodeRecord::new(ino, mode, (uid, gid), body);
         record.size = size;
@@ -314,14 +315,14 @@ impl NameStore {
     }
 
     /// Directories whose parents do not lead to the root.
-    pub(super) fn loops(&self, dirs: &[u64]) -> Vec<u64> {
+    pub(super) fn find_loops(&self, dirs: &[u64]) -> Vec<u64> {
         let parent = |ino: u64| self.records.with_inode(ino, |record, _| Ok(record.parent)).ok();
-        not_below_root(dirs, parent)
+        find_detached(dirs, parent)
     }
 }
 
 /// The directories in `dirs` from which `parent` does not lead to the root. `parent` is called once for each directory.
-fn not_below_root(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
+fn find_detached(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
     let mut known: HashMap<u64, bool> = HashMap::from([(ROOT, true)]);
     let (mut bad, mut path) = (Vec::new(), Vec::new());
     for start in dirs {
@@ -388,7 +389,7 @@ mod tests {
                     asked.set(asked.get() + 1);
                     Some(if ino == top { end } else { ino - 1 })
                 };
-                let bad = not_below_root(dirs, parent);
+                let bad = find_detached(dirs, parent);
                 assert_eq!(bad.len() as u64, if end == ROOT { 0 } else { length });
                 assert!(asked.get() <= length, "{} steps for {length}", asked.get());
                 steps.push(asked.get());
@@ -406,7 +407,7 @@ mod tests {
         DiskInode { mode: kind.mode_bits() | 0o644, links, data, ..DiskInode::default() }
     }
 
-    fn named(stamp: u64, name: &str) -> InodeLink {
+    fn make_link(stamp: u64, name: &str) -> InodeLink {
         InodeLink { parent: ROOT, stamp, name: name.into() }
     }
 
@@ -429,10 +430,11 @@ mod tests {
     #[test]
     fn names_that_many_inodes_have_are_not_compared_with_all_names_of_one() {
         let (many, others) = (2000, 500);
-        let first: Vec<InodeLink> = (0..many).map(|at| named(3 + at, &at.to_string())).collect();
+        let first: Vec<InodeLink> =
+            (0..many).map(|at| make_link(3 + at, &at.to_string())).collect();
         let last = (many - 1).to_string();
         let mut inodes = vec![inode(FileKind::Regular, first)];
-        let other = |at: u64| inode(FileKind::Regular, vec![named(3 + many + at, &last)]);
+        let other = |at: u64| inode(FileKind::Regular, vec![make_link(3 + many + at, &last)]);
         inodes.extend((0..others).map(other));
         let before = compared_names();
         let (_, problems) = load(inodes);
@@ -445,7 +447,7 @@ mod tests {
     #[test]
     fn an_inode_with_more_names_than_there_may_be_is_a_problem() {
         let links =
-            |count: usize| (0..count as u64).map(|at| named(3 + at, &at.to_string())).collect();
+            |count: usize| (0..count as u64).map(|at| make_link(3 + at, &at.to_string())).collect();
         let most = inode(FileKind::Regular, links(LINK_MAX));
         assert_eq!(load(vec![most]).1, []);
         let (names, problems) = load(vec![inode(FileKind::Regular, links(LINK_MAX + 5))]);
@@ -458,7 +460,7 @@ mod tests {
         let last = (i64::MAX as u64).div_ceil(BLOCK as u64);
         for (page, is_sound) in [(last - 1, true), (last, false), (1 << 60, false)] {
             let extent = DiskExtent { page, block: 5000, count: 1, unwritten: false };
-            let file = inode(FileKind::Regular, vec![named(3, "file")]);
+            let file = inode(FileKind::Regular, vec![make_link(3, "file")]);
             let file = DiskInode { data: InodeData::Extents(vec![extent]), size: 1, ..file };
             let problems = load(vec![file]).1;
             assert_eq!(problems.is_empty(), is_sound, "page {page}: {problems:?}");

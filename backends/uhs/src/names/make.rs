@@ -180,7 +180,7 @@ impl NameStore {
         let place = LockedName { parent, name, dir: &above.dir, entries: &mut entries, key };
         let entry = self.make_at(handle, place, &mut part, &above, making)?;
         drop(part);
-        self.names_changed(parent, &above.dir, self.now());
+        self.record_name_change(parent, &above.dir, self.now());
         Ok(entry)
     }
 
@@ -261,7 +261,7 @@ impl NameStore {
             default_acl: above.default_acl.as_ref(),
         };
         let made = new_inode(from, node, making.keeps_sgid);
-        let extra = self.inherited(&made, node)?;
+        let extra = self.inherit_attributes(&made, node)?;
         let size = making.target.map_or(0, |target| target.len() as u64);
         let others = extra.as_ref().map_or(0, |extra| extra.bytes());
         let content = |data| -> Result<SharedContent> {
@@ -300,7 +300,7 @@ impl NameStore {
         let mode = node.kind.mode_bits() | made.perm;
         let mut record = InodeRecord::new(ino, mode, (node.uid, made.gid), body);
         record.size = size;
-        record.opens = if making.opens { UseCount::one() } else { UseCount::default() };
+        record.opens = if making.opens { UseCount::new_single() } else { UseCount::default() };
         // The present time fits into a record without an extra.
         let changing =
             &mut ChangingRecord { record: &mut record, extras: &mut Default::default(), at: 0 };
@@ -313,7 +313,11 @@ impl NameStore {
     }
 
     /// The attributes that a new inode has from its directory and from its creator.
-    fn inherited(&self, made: &NewInode, node: &NewNode<'_>) -> Result<Option<Box<RecordExtra>>> {
+    fn inherit_attributes(
+        &self,
+        made: &NewInode,
+        node: &NewNode<'_>,
+    ) -> Result<Option<Box<RecordExtra>>> {
         let mut extra: Option<Box<RecordExtra>> = None;
         let mut set = |name: &[u8], value: &[u8]| {
             let xattrs = &mut extra.get_or_insert_default().xattrs;
@@ -384,7 +388,7 @@ impl NameStore {
         drop(part);
         entries.push(stamp, rid);
         dir.count.fetch_add(1, Ordering::Relaxed);
-        self.names_changed(parent, &dir, now);
+        self.record_name_change(parent, &dir, now);
         self.records.with_record(rid, |record, extra| Ok(self.entry(record, extra, given)))
     }
 }

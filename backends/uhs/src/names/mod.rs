@@ -153,12 +153,12 @@ impl NameStore {
 
     /// Uses a clock that is independent of the machine's clock, for tests.
     pub(crate) fn step_time(&mut self) {
-        self.clock = ChangeClock::stepped();
+        self.clock = ChangeClock::new_stepped();
     }
 
     /// Uses the last tick of the kernel's clock, because the kernel dates changes, too.
     pub(crate) fn share_clock(&mut self) {
-        self.clock = ChangeClock::shared();
+        self.clock = ChangeClock::new_shared();
     }
 
     pub(crate) fn set_noatime(&mut self, noatime: bool) {
@@ -179,7 +179,7 @@ impl NameStore {
     }
 
     /// The inodes that some frontend knows.
-    pub(crate) fn looked_up(&self) -> Vec<Ino> {
+    pub(crate) fn list_known(&self) -> Vec<Ino> {
         let mut known = vec![Ino(ROOT)];
         self.records.for_each(|record, _| {
             if !record.lookups.is_none() && record.ino != ROOT {
@@ -307,8 +307,8 @@ impl NameStore {
 
     /// Records that the names of a directory changed. Its slot follows later: after a crash the times come from the
     /// entries.
-    fn names_changed(&self, ino: u64, dir: &DirectoryState, now: Timestamp) {
-        dir.names_changed(now);
+    fn record_name_change(&self, ino: u64, dir: &DirectoryState, now: Timestamp) {
+        dir.record_name_change(now);
         if !dir.waits.swap(true, Ordering::AcqRel) {
             lock(&self.waiting).push(ino);
         }
@@ -393,7 +393,7 @@ impl NameStore {
             let left = held.and_then(|mut held| held.retire(&self.pool));
             let stays = left.is_none();
             if let Some(data) = left {
-                record.body = RecordBody::short(&data, rdev);
+                record.body = RecordBody::from_data(&data, rdev);
             }
             Ok(stays)
         });
@@ -442,7 +442,7 @@ impl NameStore {
     /// The weight of an inode in a group, if its changes may wait for the next one: it is on the device, and nothing but
     /// much data of it has changed.
     pub(crate) fn data_may_wait(&self, ino: u64) -> Option<usize> {
-        let rules = self.pool.rules();
+        let rules = self.pool.commit_rules();
         let found = self.records.with_inode(ino, |record, _| match &record.body {
             RecordBody::Live(live) if !record.changed || !rules.changes_do_not_wait => {
                 Ok(Some((Arc::clone(&live.content), weight(record))))

@@ -89,20 +89,20 @@ impl PathCache {
 
     /// The directory to which the path leads, if it is known.
     pub(super) fn find(&self, key: PathKey) -> Option<PathDirectory> {
-        let (first, second) = self.two_places(key);
+        let (first, second) = self.find_places(key);
         first.read(key).or_else(|| second.read(key))
     }
 
     /// Records the directory to which the path led. The caller has walked the path since it made the key.
     pub(super) fn note(&self, key: PathKey, found: PathDirectory) {
-        let (first, second) = self.two_places(key);
+        let (first, second) = self.find_places(key);
         // Two paths that share their first place both stay.
         let is_current = |place: &PathSlot| place.epoch.load(Relaxed) == key.epoch;
         let place = if is_current(first) && !is_current(second) { second } else { first };
         place.write(key, found);
     }
 
-    fn two_places(&self, key: PathKey) -> (&PathSlot, &PathSlot) {
+    fn find_places(&self, key: PathKey) -> (&PathSlot, &PathSlot) {
         let places = self.places.get_or_init(|| (0..PLACES).map(|_| PathSlot::default()).collect());
         let at = key.hash[0] as usize % PLACES;
         (&places[at], &places[at ^ 1])

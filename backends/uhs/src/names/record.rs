@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::posix::without_set_id;
+use defuse_fs::posix::drop_set_id;
 use defuse_fs::{FileKind, NAME_MAX, Timestamp};
 
 use super::ROOT;
@@ -59,9 +59,9 @@ pub(super) struct RecordExtra {
 
 impl RecordExtra {
     /// An extra that was read from a device.
-    pub(super) fn loaded(links: &[InodeLink], xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
+    pub(super) fn from_loaded(links: &[InodeLink], xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
         let (links, xattrs) =
-            (links.get(1..).unwrap_or_default().to_vec(), XattrList::loaded(xattrs));
+            (links.get(1..).unwrap_or_default().to_vec(), XattrList::from_values(xattrs));
         RecordExtra { links, xattrs, times: [None; 4] }
     }
 
@@ -123,7 +123,7 @@ pub(super) enum RecordBody {
 
 impl RecordBody {
     /// The body of an inode without a content in memory; `data` is the remainder of a retired content.
-    pub(super) fn short(data: &InodeData, rdev: u64) -> Self {
+    pub(super) fn from_data(data: &InodeData, rdev: u64) -> Self {
         match data {
             InodeData::Extents(extents) => extents.first().map_or(RecordBody::Stored, |extent| {
                 RecordBody::Blocks(BlockRun::from(*extent).into())
@@ -212,12 +212,12 @@ impl DirectoryState {
         self.dead.load(Ordering::Acquire)
     }
 
-    pub(super) fn names_changed(&self, now: Timestamp) {
+    pub(super) fn record_name_change(&self, now: Timestamp) {
         let ns = pack(now.into()).unwrap_or(0);
         self.names_changed_ns.store(ns, Ordering::Relaxed);
     }
 
-    fn pending(&self) -> Option<DiskTime> {
+    fn pending_time(&self) -> Option<DiskTime> {
         let ns = self.names_changed_ns.load(Ordering::Relaxed);
         (ns != 0).then(|| unpack(ns))
     }
@@ -228,7 +228,7 @@ impl DirectoryState {
 pub(super) struct UseCount(AtomicU32);
 
 impl UseCount {
-    pub(super) fn one() -> Self {
+    pub(super) fn new_single() -> Self {
         UseCount(AtomicU32::new(1))
     }
 
@@ -380,7 +380,7 @@ impl InodeRecord {
             ELSEWHERE => extra.and_then(|extra| extra.times[time as usize]).unwrap_or_default(),
             ns => unpack(ns),
         };
-        match (time, self.directory().and_then(|dir| dir.pending())) {
+        match (time, self.directory().and_then(|dir| dir.pending_time())) {
             (TimeKind::Modification | TimeKind::Change, Some(pending)) => kept.max(pending),
             _ => kept,
         }
@@ -424,7 +424,7 @@ impl ChangingRecord<'_> {
     /// Copies the time of the last change of a name from the directory.
     pub(super) fn settle_times(&mut self) {
         let Some(dir) = self.record.directory().cloned() else { return };
-        if dir.pending().is_some() {
+        if dir.pending_time().is_some() {
             for time in [TimeKind::Modification, TimeKind::Change] {
                 let moment = self.record.time(time, self.extra());
                 self.set_time(time, moment);
@@ -433,14 +433,14 @@ impl ChangingRecord<'_> {
         }
     }
 
-    pub(super) fn modified(&mut self, now: Timestamp) {
+    pub(super) fn set_modified(&mut self, now: Timestamp) {
         self.set_time(TimeKind::Modification, now.into());
         self.set_time(TimeKind::Change, now.into());
     }
 
     /// Clears set-user-id and related bits, as a write without privilege and a change of owner do.
     pub(super) fn kill_suidgid(&mut self) {
-        self.record.set_perm(without_set_id(self.record.perm(), true));
+        self.record.set_perm(drop_set_id(self.record.perm(), true));
         if self.record.has_extra {
             self.make_extra().xattrs.drop_capability();
             self.drop_empty_extra();

@@ -79,7 +79,7 @@ impl NameStore {
         }
     }
 
-    fn named(&self, side: &RenameEnd<'_>) -> Option<RenamedInode> {
+    fn find_named(&self, side: &RenameEnd<'_>) -> Option<RenamedInode> {
         let part = self.index.read(side.key);
         let rid = self.find(&part, side.key, side.parent, side.name)?;
         let seen = self.records.with_record(rid, |record, _| {
@@ -97,7 +97,7 @@ impl NameStore {
         flags: RenameFlags,
         whiteout: &NewNode<'_>,
     ) -> Result<Option<(Vec<InodeRecord>, [Ino; 2])>> {
-        let (source, target) = (self.named(from), self.named(to));
+        let (source, target) = (self.find_named(from), self.find_named(to));
         let moves_dir = [&source, &target].into_iter().flatten().any(|named| named.dir.is_some());
         let _renames = (moves_dir && from.parent != to.parent).then(|| lock(&self.renames));
         let exchange = flags.has(RenameFlags::EXCHANGE);
@@ -112,7 +112,7 @@ impl NameStore {
             before.as_ref().map(|named| named.ino) == now.as_ref().map(|named| named.ino)
         };
         // Names of a directory change under its lock only.
-        if !same(&source, &self.named(from)) || !same(&target, &self.named(to)) {
+        if !same(&source, &self.find_named(from)) || !same(&target, &self.find_named(to)) {
             return Ok(None);
         }
         let source = self.check(from, to, (source, target.as_ref()), flags)?;
@@ -157,8 +157,8 @@ impl NameStore {
             }
         }
         drop(parts);
-        self.names_changed(from.parent, &from.dir, now);
-        self.names_changed(to.parent, &to.dir, now);
+        self.record_name_change(from.parent, &from.dir, now);
+        self.record_name_change(to.parent, &to.dir, now);
         Ok(Some((gone, inodes)))
     }
 

@@ -97,13 +97,13 @@ impl NameStore {
                 return;
             };
             saving.inodes += 1;
-            match self.short(record, extra, slot) {
+            match self.make_short(record, extra, slot) {
                 Some(short) => saving.add(&SnapshotEntry::Short(short)),
                 None => full.push((record.ino, slot)),
             }
         });
         for (ino, slot) in full {
-            match self.whole(ino) {
+            match self.encode_stored(ino) {
                 Some((body, records)) => {
                     saving.add(&SnapshotEntry::Full { ino, slot, body: &body, records });
                 }
@@ -113,7 +113,7 @@ impl NameStore {
     }
 
     /// The short form of an inode, if it has one.
-    fn short<'a>(
+    fn make_short<'a>(
         &self,
         record: &'a InodeRecord,
         extra: Option<&RecordExtra>,
@@ -131,7 +131,7 @@ impl NameStore {
             RecordBody::Directory(_) => return None,
             RecordBody::Live(live) => {
                 let left = lock(&live.content).retire(&self.pool)?;
-                match RecordBody::short(&left, live.rdev) {
+                match RecordBody::from_data(&left, live.rdev) {
                     RecordBody::Stored => ShortData::Stored,
                     RecordBody::Device(number) => ShortData::Device(number),
                     RecordBody::Blocks(run) => {
@@ -159,10 +159,10 @@ impl NameStore {
     }
 
     /// The body of an inode with all records, and the blocks of these.
-    fn whole(&self, ino: u64) -> Option<WholeBody> {
+    fn encode_stored(&self, ino: u64) -> Option<WholeBody> {
         let content = match self.content(ino).ok()? {
             super::ContentState::Here(content) => content,
-            super::ContentState::Stored => return self.whole_of_stored(ino),
+            super::ContentState::Stored => return self.encode_changed(ino),
         };
         let held = lock(&content);
         if held.summarize().dirty {
@@ -174,7 +174,7 @@ impl NameStore {
     }
 
     /// The body of an inode that is unusual only in its times, and its blocks. Its data must be known.
-    fn whole_of_stored(&self, ino: u64) -> Option<WholeBody> {
+    fn encode_changed(&self, ino: u64) -> Option<WholeBody> {
         match self.take_changed(ino)? {
             super::encode::ClosingBody::Whole { body, data_is_stored: false } => {
                 Some((body, Vec::new()))
@@ -205,7 +205,7 @@ impl NameStore {
             Some(found)
         };
         let threads = threads(segments.len());
-        let mut found = on_threads(threads, work)?;
+        let mut found = run_on_threads(threads, work)?;
         names.take_blocks(&mut found)?;
         let next = AtomicUsize::new(0);
         let work = || {
@@ -218,7 +218,7 @@ impl NameStore {
                 names.fill_directories(places.collect())?;
             }
         };
-        on_threads(threads, work)?;
+        run_on_threads(threads, work)?;
         let dirs: Vec<u64> = found.iter().flat_map(|part| part.dirs.iter().copied()).collect();
         let whole = names.count().0 == inodes && names.is_tree(&dirs);
         let mut told = SnapshotSlots::default();
@@ -248,7 +248,7 @@ impl NameStore {
 
     /// True if there is a root, and all directories are below the root.
     fn is_tree(&self, dirs: &[u64]) -> bool {
-        dirs.contains(&ROOT) && self.loops(dirs).is_empty()
+        dirs.contains(&ROOT) && self.find_loops(dirs).is_empty()
     }
 
     fn take_segment(&self, bytes: &[u8], found: &mut LoadFindings) -> Option<()> {
@@ -396,7 +396,7 @@ fn threads(segments: usize) -> usize {
 }
 
 /// The results of `work` on so many threads; `None` if one has none.
-fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> Option<Vec<T>> {
+fn run_on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> Option<Vec<T>> {
     if threads == 1 {
         return Some(vec![work()?]);
     }

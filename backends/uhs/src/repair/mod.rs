@@ -24,7 +24,7 @@ use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::{check_space, records};
 use crate::space::{BlockRun, BlockSpace};
 use crate::store::{
-    BadCopies, InodeStore, SlotSurvey, StoreError, UnitUse, bad_copies, device_error, snapshot,
+    BadCopies, InodeStore, SlotSurvey, StoreError, UnitUse, device_error, find_bad, snapshot,
     survey_with_slots,
 };
 use claims::BlockClaims;
@@ -77,7 +77,7 @@ pub(crate) fn repair_watched(
     let slots = found.void.len();
     repairs.extend((slots > 0).then_some(RepairAction::Unfinished { slots }));
     // The store writes all copies when it begins.
-    let BadCopies { lost, torn, tables } = bad_copies(&**device)?;
+    let BadCopies { lost, torn, tables } = find_bad(&**device)?;
     let copies = COPIES.into_iter().filter(|block| lost.contains(block) || torn.contains(block));
     repairs.extend(copies.map(|block| RepairAction::Superblock { block }));
     repairs.extend(tables.into_iter().map(|block| RepairAction::Table { block }));
@@ -102,7 +102,7 @@ pub(crate) fn repair_watched(
     let changes: Vec<(u64, Option<&DiskInode>)> = written.chain(removals).collect();
     let all = changes.len().div_ceil(GROUPED) as u64;
     for (at, part) in (0..).zip(changes.chunks(GROUPED)) {
-        if watch.ends("writing repairs", at, all) {
+        if watch.report_progress("writing repairs", at, all) {
             return Err(StoreError::Interrupted);
         }
         write(&store, &mut space, part)?;

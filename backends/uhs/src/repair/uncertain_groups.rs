@@ -42,13 +42,13 @@ struct GroupMembers {
 
 impl GroupMembers {
     /// The number of slots without any trace.
-    fn missing(&self) -> usize {
+    fn count_missing(&self) -> usize {
         let found = self.whole.union(&self.broken).count();
         (self.count as usize).saturating_sub(found)
     }
 
     fn is_torn(&self) -> bool {
-        self.missing() == 0 && self.whole.len() < self.count as usize
+        self.count_missing() == 0 && self.whole.len() < self.count as usize
     }
 }
 
@@ -78,7 +78,7 @@ impl DoubtfulGroups {
         let (mut left, mut last) = (unreadable.len(), durable);
         for group in durable + 1..=newest {
             // A group without a trace lacks at least one slot.
-            let missing = groups.get(&group).map_or(1, GroupMembers::missing);
+            let missing = groups.get(&group).map_or(1, GroupMembers::count_missing);
             // A slot that is torn was being written when the power failed.
             if missing > left || groups.get(&group).is_some_and(GroupMembers::is_torn) {
                 break;
@@ -169,7 +169,7 @@ mod tests {
         SlotHeader { group, index, count, ..identity }
     }
 
-    fn whole(group: u64, index: u32, count: u32) -> (u64, ScannedSlot) {
+    fn make_whole(group: u64, index: u32, count: u32) -> (u64, ScannedSlot) {
         (u64::from(index), ScannedSlot::Whole(slot(group, index, count), Vec::new()))
     }
 
@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn a_group_is_in_doubt_if_unreadable_blocks_are_as_many_as_it_lacks() {
-        let scan = [whole(7, 0, 1), whole(8, 0, 3), whole(9, 0, 1), whole(10, 1, 2)];
+        let scan =
+            [make_whole(7, 0, 1), make_whole(8, 0, 3), make_whole(9, 0, 1), make_whole(10, 1, 2)];
         assert_eq!(groups(&scan, 0), None);
         assert_eq!(groups(&scan, 1), None, "two are missing");
         assert_eq!(groups(&scan, 2), Some((8, 9)), "the one after them is whole");
@@ -191,11 +192,11 @@ mod tests {
     #[test]
     fn a_torn_slot_is_a_power_failure_and_a_group_without_a_trace_lacks_a_slot() {
         let torn = (81, ScannedSlot::Broken(slot(8, 1, 2), None));
-        assert_eq!(groups(&[whole(8, 0, 2), torn.clone()], 5), None);
-        assert_eq!(groups(&[whole(8, 0, 3), torn], 1), Some((8, 8)));
-        assert_eq!(groups(&[whole(10, 0, 1)], 1), None);
-        assert_eq!(groups(&[whole(10, 0, 1)], 2), Some((8, 10)));
+        assert_eq!(groups(&[make_whole(8, 0, 2), torn.clone()], 5), None);
+        assert_eq!(groups(&[make_whole(8, 0, 3), torn], 1), Some((8, 8)));
+        assert_eq!(groups(&[make_whole(10, 0, 1)], 1), None);
+        assert_eq!(groups(&[make_whole(10, 0, 1)], 2), Some((8, 10)));
         // Forged numbers take no time.
-        assert_eq!(groups(&[whole(u64::MAX >> 3, 0, 1)], 2), None);
+        assert_eq!(groups(&[make_whole(u64::MAX >> 3, 0, 1)], 2), None);
     }
 }

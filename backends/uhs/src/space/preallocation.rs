@@ -73,7 +73,7 @@ impl BlockSpace {
     ) -> Option<u64> {
         self.give_back_ahead(owner);
         let after = near.map_or(0, |block| (block / UNIT_BLOCKS) as usize);
-        let first = self.fresh(after, keep)?;
+        let first = self.find_unused(after, keep)?;
         let most = units.min(self.free_units - keep) as usize;
         let count = (first..first + most).take_while(|unit| self.free.contains(*unit)).count();
         let blocks = UNIT_BLOCKS as u32;

@@ -122,13 +122,13 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
     gone.iter().for_each(|run| space.free(*run));
     let free = space.free_blocks();
     // Units with copies of the superblock cannot be emptied.
-    let leaving = space.emptiest(3, (1, 1 << 20), &BTreeSet::from([5]));
+    let leaving = space.find_emptiest(3, (1, 1 << 20), &BTreeSet::from([5]));
     assert_eq!(leaving.len(), 3);
     assert!(leaving.is_sorted() && leaving.iter().all(|unit| ![0, 1, 3, 5, 7].contains(unit)));
     space.close(&leaving);
     assert!(
         space
-            .emptiest(12, (1, 1 << 20), &BTreeSet::new())
+            .find_emptiest(12, (1, 1 << 20), &BTreeSet::new())
             .iter()
             .all(|unit| !leaving.contains(unit))
     );
@@ -141,7 +141,7 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
     assert_eq!((space.free_units(), space.free_blocks()), (3, free));
     assert_eq!(space.reopen(&leaving), [0; 0]);
     // Promised blocks are available, also in units that are being emptied.
-    let leaving = space.emptiest(2, (1, 1 << 20), &BTreeSet::new());
+    let leaving = space.find_emptiest(2, (1, 1 << 20), &BTreeSet::new());
     space.close(&leaving);
     let mut taken = 0;
     while let Some(run) = space.take(512, None, 0) {

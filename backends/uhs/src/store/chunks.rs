@@ -71,12 +71,12 @@ pub(super) fn read_table(
 }
 
 /// The damaged copies of blocks of the table, which was read before.
-pub(super) fn damaged_copies(
+pub(super) fn find_damaged(
     line: &mut BlockingQueue,
     superblock: &Superblock,
 ) -> Result<Vec<u64>, StoreError> {
     let mut damaged = Vec::new();
-    each_block(line, superblock, |_, _, bad| {
+    visit_blocks(line, superblock, |_, _, bad| {
         damaged.extend(bad);
         Ok(())
     })?;
@@ -88,7 +88,7 @@ pub(super) fn mend_table(
     line: &mut BlockingQueue,
     superblock: &Superblock,
 ) -> Result<(), StoreError> {
-    each_block(line, superblock, |line, block, bad| {
+    visit_blocks(line, superblock, |line, block, bad| {
         bad.iter().try_for_each(|place| {
             let written = line.write(*place, &block.encode(&superblock.uuid));
             written.map_err(device_error("write the list of inode slots"))
@@ -97,7 +97,7 @@ pub(super) fn mend_table(
 }
 
 /// Calls `visit` with each block of the table, which was read before, and the places of its damaged copies.
-fn each_block(
+fn visit_blocks(
     line: &mut BlockingQueue,
     superblock: &Superblock,
     mut visit: impl FnMut(&mut BlockingQueue, &TableBlock, &[u64]) -> Result<(), StoreError>,

@@ -143,10 +143,10 @@ pub(crate) struct BadCopies {
 /// # Errors
 ///
 /// See [`superblock`].
-pub(crate) fn bad_copies(device: &dyn BlockDevice) -> Result<BadCopies, StoreError> {
+pub(crate) fn find_bad(device: &dyn BlockDevice) -> Result<BadCopies, StoreError> {
     let best = superblock(device)?;
     let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
-    let tables = chunks::damaged_copies(&mut line, &best)?;
+    let tables = chunks::find_damaged(&mut line, &best)?;
     let mut bad = BadCopies { tables, ..BadCopies::default() };
     let newest = best.encode();
     for block in COPIES {

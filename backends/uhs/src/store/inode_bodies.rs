@@ -10,7 +10,7 @@ use defuse_block::{BlockDevice, BlockingQueue, Errno, FRAME};
 use defuse_fs::source::NoWatch;
 
 use super::error::{StoreError, device_error};
-use super::scan::{BodyRetention, ScanRange, SlotSurvey, gathered, scan};
+use super::scan::{BodyRetention, ScanRange, SlotSurvey, gather_limit, scan};
 use crate::format::inode::DiskInode;
 use crate::format::slot::{self, FoundSlot};
 
@@ -111,7 +111,7 @@ impl SlotSurvey {
         mut see: impl FnMut(u64, &[u8]) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let mut bytes = Vec::new();
-        for batch in self.counting(whole).chunks(BATCH) {
+        for batch in self.collect_current(whole).chunks(BATCH) {
             let missing = batch.iter().filter(|inode| inode.kept.is_none());
             let mut missing: Vec<u64> = missing.map(|inode| inode.block).collect();
             missing.sort_unstable();
@@ -145,7 +145,7 @@ impl SlotSurvey {
     }
 
     /// The current inodes, by number, with the bodies that were kept in the requested form.
-    fn counting(&self, whole: bool) -> Vec<CurrentInode<'_>> {
+    fn collect_current(&self, whole: bool) -> Vec<CurrentInode<'_>> {
         let live = self.found.live.iter();
         let mut counting: Vec<CurrentInode<'_>> = live
             .map(|(ino, version)| CurrentInode { ino: *ino, block: version.block, kept: None })
@@ -178,7 +178,7 @@ impl SlotSurvey {
         if blocks.is_empty() {
             return Ok(Vec::new());
         }
-        let most = gathered(device, &self.superblock);
+        let most = gather_limit(device, &self.superblock);
         let mut pieces: Vec<ScanRange> = Vec::new();
         for block in blocks {
             let key = self.identity_at(*block).ok_or_else(lost_body_error)?.key;
@@ -211,7 +211,7 @@ impl SlotSurvey {
     /// The bodies of all current inodes, which the scan has kept whole.
     #[cfg(test)]
     pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
-        let counting = self.counting(true).into_iter();
+        let counting = self.collect_current(true).into_iter();
         let kept = counting.filter_map(|inode| Some((inode.ino, inode.kept?)));
         kept.map(|(ino, (bodies, body))| (ino, bodies.bytes(body))).collect()
     }

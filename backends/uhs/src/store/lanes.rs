@@ -52,7 +52,7 @@ impl DeviceQueues {
     }
 
     /// Blocks of one write at most.
-    pub(super) fn gathered(&self) -> usize {
+    pub(super) fn gather_limit(&self) -> usize {
         self.device.properties().blocks_at_once().min(GATHERED)
     }
 
@@ -90,8 +90,8 @@ impl BorrowedQueue {
     }
 
     /// Blocks of one write at most.
-    pub(super) fn gathered(&self) -> usize {
-        self.lanes.gathered()
+    pub(super) fn gather_limit(&self) -> usize {
+        self.lanes.gather_limit()
     }
 
     /// Takes frames. If there are none, it waits for writes of this queue, whose completions go to `reaped`, or for

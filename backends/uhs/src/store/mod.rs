@@ -38,7 +38,7 @@ use crate::format::{LAST, LAST_OPENED, LAST_WRITTEN, UNIT_BLOCKS, are_neighbours
 
 pub(crate) use chunks::{chunks_left, slots};
 use copies::write_superblock;
-pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock, upgrade};
+pub(crate) use copies::{BadCopies, find_bad, grow, make, read_superblock, superblock, upgrade};
 pub use error::StoreError;
 pub(crate) use error::device_error;
 use flushes::DeviceFlushes;
@@ -258,7 +258,7 @@ impl InodeStore {
                 CommitStart::Nothing(group) => return Ok((group, None)),
                 CommitStart::Later(again) => {
                     changes = again;
-                    self.sync(self.newest())?;
+                    self.sync(self.newest_group())?;
                 }
             }
         }
@@ -267,7 +267,7 @@ impl InodeStore {
     /// Waits until the slots of fewer than `many` groups are in flight.
     pub(crate) fn wait_for_room(&self, many: usize) {
         let state = self.lock();
-        let newest = state.groups.newest();
+        let newest = state.groups.newest_group();
         drop(self.wait_for_writes(state, newest, many.saturating_sub(1)));
     }
 
@@ -318,7 +318,7 @@ impl InodeStore {
                     let alone = !state.stages.values().any(flushes);
                     let fua = now
                         && alone
-                        && is_one_run(&group, self.lanes.gathered())
+                        && is_one_run(&group, self.lanes.gather_limit())
                         && self.device.properties().fua;
                     let stage = if fua { GroupStage::WritingThrough } else { GroupStage::Writing };
                     state.stages.insert(group.number, stage);
@@ -333,7 +333,7 @@ impl InodeStore {
                         |block| places.identity_at(block),
                     )));
                 }
-                Ok(None) => return Ok(CommitStart::Nothing(state.groups.newest())),
+                Ok(None) => return Ok(CommitStart::Nothing(state.groups.newest_group())),
                 Err((none, again)) => {
                     changes = again;
                     none
@@ -483,7 +483,7 @@ impl InodeStore {
         let mut order: Vec<&(u64, [u8; FRAME])> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
         let mut done = Vec::new();
-        let gathered = lane.gathered();
+        let gathered = lane.gather_limit();
         for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(gathered)) {
             let mut frames = lane.frames(run.len() as u32, &mut done);
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
@@ -516,8 +516,8 @@ impl InodeStore {
     }
 
     /// The newest group that was closed.
-    pub(crate) fn newest(&self) -> u64 {
-        self.lock().groups.newest()
+    pub(crate) fn newest_group(&self) -> u64 {
+        self.lock().groups.newest_group()
     }
 
     /// The newest group that survives a power failure.
@@ -529,7 +529,7 @@ impl InodeStore {
     /// The progress of the store.
     pub(crate) fn progress(&self) -> StoreProgress {
         let state = self.lock();
-        let newest = state.groups.newest();
+        let newest = state.groups.newest_group();
         StoreProgress {
             groups: newest - self.begun,
             not_durable: newest - state.groups.newest_durable(),

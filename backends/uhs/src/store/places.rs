@@ -48,7 +48,7 @@ impl InodeStore {
         };
         let blocks = loop {
             // Later groups may be in flight at any time.
-            let (blocks, newest) = (live(&state), state.groups.newest());
+            let (blocks, newest) = (live(&state), state.groups.newest_group());
             state = self.wait_for_writes(state, newest, 0);
             if self.check().is_err() || live(&state) == blocks {
                 break blocks;

@@ -92,7 +92,7 @@ pub(crate) fn survey_with_slots(
 ) -> Result<SlotSurvey, StoreError> {
     let superblock = superblock(device)?;
     let budget = ScanBudget(AtomicU64::new(rules.kept));
-    let pieces = pieces(&superblock, gathered(device, &superblock));
+    let pieces = pieces(&superblock, gather_limit(device, &superblock));
     let parts = scan(device, &superblock, &pieces, BodyRetention::Some(&budget), watch)?;
     let mut slots = Vec::new();
     let mut unreadable = Vec::new();
@@ -127,7 +127,7 @@ pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<
 
 impl SlotSurvey {
     /// The survey of a state that a snapshot contains.
-    pub(crate) fn restored(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
+    pub(crate) fn from_snapshot(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
         let places = SlotPlaces::from_superblock(&superblock);
         SlotSurvey { superblock, found, places, unreadable: Vec::new(), bodies: Vec::new() }
     }
@@ -146,7 +146,7 @@ impl SlotSurvey {
 }
 
 /// Blocks of a read. A region gives runs out of blocks of a power of two.
-pub(super) fn gathered(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
+pub(super) fn gather_limit(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
     let largest = (u64::from(device.properties().max_transfer) / BLOCK as u64).max(1);
     gathered.next_power_of_two().min(1 << largest.ilog2())
@@ -204,7 +204,7 @@ fn scan_by_threads(
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let goes_on = || {
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        !watch.ends("reading inodes", done as u64, pieces.len() as u64)
+        !watch.report_progress("reading inodes", done as u64, pieces.len() as u64)
     };
     let largest = pieces.iter().map(|piece| piece.blocks).max().unwrap_or(1).next_power_of_two();
     let work =

@@ -17,7 +17,7 @@ use crate::format::superblock::{CHUNKS, COPIES, SlotChunk, SuperblockError};
 
 const BLOCKS: u64 = 8 * 512;
 
-fn fresh() -> RamDevice {
+fn make_fresh() -> RamDevice {
     let ram = RamDevice::new(4096, BLOCKS);
     make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();
     ram
@@ -39,10 +39,10 @@ fn commit(store: &InodeStore, changes: Vec<InodeChange>) -> Result<u64, StoreErr
 
 #[test]
 fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_again() {
-    let sim = SimDevice::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&make_fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, (1..=9).map(|ino| write(ino, b"old")).collect()).unwrap();
-    store.sync(store.newest()).unwrap();
+    store.sync(store.newest_group()).unwrap();
     // The next slots lie on a bad place of the device.
     let bad = 512 + 9..512 + 14;
     let place = bad.clone();
@@ -54,8 +54,8 @@ fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_ag
         let mut changes: Vec<InodeChange> = (1..=8).map(|ino| write(ino, &[round; 10])).collect();
         changes.extend((round == 9).then_some(InodeChange::Remove { ino: 9 }));
         commit(&store, changes).unwrap();
-        store.sync(store.newest()).unwrap();
-        let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+        store.sync(store.newest_group()).unwrap();
+        let (_, found) = open(&SimDevice::from_ram(&sim.copy_present(), 1)).unwrap();
         assert!(found.found.damaged.is_empty() && found.found.lost_removals.is_empty(), "{round}");
         assert_eq!(found.inodes().len(), if round < 9 { 9 } else { 8 });
         assert!(found.inodes().iter().all(|(ino, body)| *ino == 9 || body == &[round; 10]));
@@ -64,16 +64,16 @@ fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_ag
 
 #[test]
 fn a_device_that_takes_no_writes_ends_the_store() {
-    let sim = SimDevice::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&make_fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, vec![write(1, b"old")]).unwrap();
-    store.sync(store.newest()).unwrap();
+    store.sync(store.newest_group()).unwrap();
     sim.fail(|victim| (victim.call == SimOpKind::Write).then_some(Errno::IO));
     assert!(commit(&store, vec![write(1, b"new")]).is_err());
     sim.end_faults();
     assert_eq!(commit(&store, vec![write(1, b"newer")]), Err(StoreError::Failed));
-    assert_eq!(store.sync(store.newest()), Err(StoreError::Failed));
-    let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+    assert_eq!(store.sync(store.newest_group()), Err(StoreError::Failed));
+    let (_, found) = open(&SimDevice::from_ram(&sim.copy_present(), 1)).unwrap();
     // A write that failed may have reached the device.
     assert!([&b"old"[..], b"new"].contains(&found.inodes()[0].1));
 }
@@ -81,7 +81,7 @@ fn a_device_that_takes_no_writes_ends_the_store() {
 #[test]
 fn no_write_is_larger_than_the_device_takes() {
     for blocks in [1, 3, 128, 512] {
-        let sim = SimDevice::from_ram(&fresh(), 3).with_blocks_at_once(blocks);
+        let sim = SimDevice::from_ram(&make_fresh(), 3).with_blocks_at_once(blocks);
         let (store, _) = open(&sim).unwrap();
         for now in [false, true] {
             let changes = (1..=200).map(|ino| write(ino, &[u8::from(now)])).collect();
@@ -89,7 +89,7 @@ fn no_write_is_larger_than_the_device_takes() {
         }
         let records: Vec<(u64, [u8; 4096])> = (2048..2348).map(|at| (at, [7; 4096])).collect();
         store.write_blocks(&records).unwrap();
-        let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+        let (_, found) = open(&SimDevice::from_ram(&sim.copy_present(), 1)).unwrap();
         assert_eq!(found.inodes().len(), 200, "{blocks} blocks");
         assert!(found.inodes().iter().all(|(_, body)| *body == [1]), "{blocks} blocks");
         let mut line = BlockingQueue::new(&sim).unwrap();
@@ -152,7 +152,7 @@ impl DeviceQueue for PanickingQueue {
 #[test]
 fn a_device_whose_thread_fails_ends_the_store() {
     let panics = Arc::new(AtomicBool::new(false));
-    let broken = PanickingDevice { inner: fresh(), panics: Arc::clone(&panics) };
+    let broken = PanickingDevice { inner: make_fresh(), panics: Arc::clone(&panics) };
     let worker: Arc<dyn BlockDevice> = Arc::new(WorkerDevice::start_for(Arc::new(broken)).unwrap());
     let survey = survey(&*worker, CommitRules::ALL).unwrap();
     let store =
@@ -163,12 +163,12 @@ fn a_device_whose_thread_fails_ends_the_store() {
         let changes = vec![write(1, b"new")];
         assert!(store.commit(store.take_turn(), changes, now, &mut |_, _| None).is_err());
     }
-    assert!(store.sync(store.newest()).is_err());
+    assert!(store.sync(store.newest_group()).is_err());
 }
 
 #[test]
 fn after_a_flush_that_failed_every_sync_fails() {
-    let sim = SimDevice::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&make_fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     let group = commit(&store, vec![write(1, b"new")]).unwrap();
     sim.fail(|victim| (victim.call == SimOpKind::Flush).then_some(Errno::IO));
@@ -183,7 +183,7 @@ fn after_a_flush_that_failed_every_sync_fails() {
 #[test]
 fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
     for bad in crate::format::superblock::COPIES {
-        let sim = SimDevice::from_ram(&fresh(), 3);
+        let sim = SimDevice::from_ram(&make_fresh(), 3);
         sim.fail(move |victim| {
             (victim.call == SimOpKind::Write && victim.block == bad).then_some(Errno::IO)
         });
@@ -205,7 +205,7 @@ fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
 #[test]
 fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
     const THREADS: u64 = 8;
-    let ram = fresh();
+    let ram = make_fresh();
     let store = survey(&ram, CommitRules::ALL).and_then(|survey| {
         InodeStore::begin(
             Arc::new(ram.clone()),
@@ -237,10 +237,10 @@ fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
 
 #[test]
 fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
-    let sim = SimDevice::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&make_fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, (1..=9).map(|ino| write(ino, b"body")).collect()).unwrap();
-    store.sync(store.newest()).unwrap();
+    store.sync(store.newest_group()).unwrap();
     store.record_clean_state().unwrap();
     sim.fail(|victim| {
         let hit = (victim.block..victim.block + victim.blocks).contains(&515);
@@ -301,8 +301,8 @@ fn chunks_beyond_those_of_the_superblock_are_found_by_the_next_mount() {
     let inos = 1..=600 * 512 / 4;
     let changes: Vec<InodeChange> = inos.clone().map(|ino| write(ino, b"body")).collect();
     commit(&store, changes).unwrap();
-    store.sync(store.newest()).unwrap();
-    let (after, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+    store.sync(store.newest_group()).unwrap();
+    let (after, found) = open(&SimDevice::from_ram(&sim.copy_present(), 1)).unwrap();
     assert_eq!((found.superblock.chunks.len(), found.inodes().len() as u64), (601, *inos.end()));
     // 381 chunks in two blocks, each of them twice.
     assert_eq!(found.superblock.table_blocks().len(), 4);
@@ -337,8 +337,8 @@ fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
     // All slots that are free can be taken: the former blocks of the table are among them.
     let free = store.progress().slots_free;
     commit(&store, (1..=free).map(|ino| write(ino, b"body")).collect()).unwrap();
-    store.sync(store.newest()).unwrap();
-    let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+    store.sync(store.newest_group()).unwrap();
+    let (_, found) = open(&SimDevice::from_ram(&sim.copy_present(), 1)).unwrap();
     assert_eq!((found.inodes().len() as u64, table(&sim)), (free, now));
 }
 
@@ -360,7 +360,7 @@ fn unusable_after_cuts(rules: CommitRules) -> usize {
             .unwrap();
         commit(&store, (1..=600).map(|ino| write(ino, b"body")).collect()).unwrap();
     }
-    store.sync(store.newest()).unwrap();
+    store.sync(store.newest_group()).unwrap();
     store.give_back(64, 1, true).unwrap();
     drop(store);
     let mut cuts = sim.power_cuts();
@@ -387,12 +387,12 @@ fn after_a_power_failure_a_superblock_leads_to_a_whole_table() {
 fn a_damaged_copy_of_the_table_is_reported_and_written_anew_and_two_are_refused() {
     let sim = large(1024);
     drop(with_table(&sim, 300));
-    let good = sim.now();
+    let good = sim.copy_present();
     let blocks = table(&good);
     for damaged in [0, 1] {
         let ram = good.fork();
         BlockingQueue::new(&ram).unwrap().write(blocks[damaged], &[7; 4096]).unwrap();
-        assert_eq!(bad_copies(&ram).unwrap().tables, [blocks[damaged]]);
+        assert_eq!(find_bad(&ram).unwrap().tables, [blocks[damaged]]);
         let (_, found) = open(&SimDevice::from_ram(&ram, 1)).unwrap();
         assert_eq!(found.superblock.chunks.len(), 301);
     }
@@ -400,7 +400,7 @@ fn a_damaged_copy_of_the_table_is_reported_and_written_anew_and_two_are_refused(
     BlockingQueue::new(&ram).unwrap().write(blocks[1], &[7; 4096]).unwrap();
     let sim = SimDevice::from_ram(&ram, 1);
     drop(open(&sim).unwrap());
-    assert_eq!(bad_copies(&sim.now()).unwrap(), BadCopies::default());
+    assert_eq!(find_bad(&sim.copy_present()).unwrap(), BadCopies::default());
     let mut line = BlockingQueue::new(&ram).unwrap();
     line.write(blocks[0], &[7; 4096]).unwrap();
     let lost = SuperblockError::Table { blocks: [blocks[0], blocks[1]] };
@@ -412,7 +412,7 @@ fn a_damaged_copy_of_the_table_is_reported_and_written_anew_and_two_are_refused(
 fn a_forged_table_is_refused() {
     let sim = large(1024);
     drop(with_table(&sim, 300));
-    let good = sim.now();
+    let good = sim.copy_present();
     let sound = superblock(&good).unwrap();
     let forge = |change: &dyn Fn(&mut TableBlock, &mut [u64; 2])| {
         let ram = good.fork();

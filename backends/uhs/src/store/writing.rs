@@ -40,7 +40,7 @@ impl GroupWrite {
         place: impl Fn(u64) -> SlotIdentity,
     ) -> GroupWrite {
         group.writes.sort_unstable_by_key(|write| write.block);
-        let gathered = lane.gathered();
+        let gathered = lane.gather_limit();
         let (mut runs, mut reaped) = (Vec::new(), Vec::new());
         let neighbours = group.writes.chunk_by(|a, b| a.block + 1 == b.block);
         for run in neighbours.flat_map(|run| run.chunks(gathered)) {

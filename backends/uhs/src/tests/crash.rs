@@ -5,10 +5,10 @@ use std::sync::Arc;
 use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_fs::{Fallocate, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
-use super::queues::shared;
+use super::queues::make_shared_options;
 use super::random_operations::{NameWorkload, OF_THE_DEAD};
 use super::{
-    OPTIONS, TreeSnapshot, cx, device, fresh, name, node, open, open_with, random, snapshot,
+    OPTIONS, TreeSnapshot, cx, device, make_fresh, name, node, open, open_with, random, snapshot,
 };
 use crate::commit::CommitRules;
 use crate::store::survey;
@@ -99,7 +99,7 @@ impl CrashRun {
         let (mut fs, problems) = open_with(sim.clone(), options, rules);
         assert_eq!(problems, []);
         if lies {
-            sim.lie_about_flushes();
+            sim.ignore_flushes();
         }
         let mut run = CrashRun::begin(sim, &fs);
         let mut random = fastrand::Rng::with_seed(seed);
@@ -161,7 +161,7 @@ impl CrashRun {
         // The data of a file waits while others are synced, and so does its size.
         let waits = durable.0.iter().any(|sync| sync.file.is_some());
         let names =
-            |state: &TreeSnapshot| if waits { state.without_sizes() } else { state.names.clone() };
+            |state: &TreeSnapshot| if waits { state.drop_sizes() } else { state.names.clone() };
         let all = names(&found);
         let Some(at) = (oldest..self.states.len()).find(|at| names(&self.states[*at]) == all)
         else {
@@ -229,7 +229,7 @@ impl CrashRun {
                 let ram = match cut.is_small() && random.u8(..4) == 0 {
                     true => random
                         .choice(cut.combinations().collect::<Vec<_>>())
-                        .unwrap_or_else(|| self.sim.now()),
+                        .unwrap_or_else(|| self.sim.copy_present()),
                     false => cut.sample(&mut random),
                 };
                 self.judge_by(&durable, &ram, rules)
@@ -251,7 +251,7 @@ fn play_with_syncs_of_files(seed: u64, rules: CommitRules) -> Result<usize, Stri
 
 /// Plays a seed, and judges states of its device.
 pub(super) fn play_by(seed: u64, by: CrashPlan) -> Result<usize, String> {
-    let (rules, ram) = (by.rules, fresh());
+    let (rules, ram) = (by.rules, make_fresh());
     // Some seeds write as early as possible, others larger runs, and others nothing.
     let early_run = [1, 2, 4, rules.early_run][seed as usize / 2 % 4];
     let rules = CommitRules { early_run, ..rules };
@@ -344,7 +344,7 @@ fn after_a_power_failure_a_synced_file_is_there_and_others_are_of_a_moment_of_th
 /// The number of problems after a power failure, if a file has a hole where it had blocks, and another one is synced
 /// afterwards while it takes free blocks.
 fn problems_of_a_hole(rules: CommitRules) -> usize {
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), rules);
     let make = |text: &str| {
         let made = fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
@@ -417,7 +417,7 @@ fn random_operations_and_power_failures_until_stopped() {
     let (mut states, mut told) = (0, std::time::Instant::now());
     for seed in first.. {
         // Half of them share queues.
-        let options = if seed.is_multiple_of(2) { OPTIONS } else { shared(seed / 2) };
+        let options = if seed.is_multiple_of(2) { OPTIONS } else { make_shared_options(seed / 2) };
         let syncs_files = seed / 2 % 2 == 0;
         // A file of one page waits, too.
         let waiting_pages = if syncs_files { 1 } else { CommitRules::ALL.waiting_pages };

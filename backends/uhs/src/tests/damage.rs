@@ -11,7 +11,7 @@ use defuse_fs::{
     SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{OPTIONS, cx, fresh, list_bytes, name, node, open, random};
+use super::{OPTIONS, cx, list_bytes, make_fresh, name, node, open, random};
 use crate::commit::CommitRules;
 use crate::format::superblock::COPIES;
 use crate::format::{BLOCK, NUMBERS};
@@ -39,7 +39,7 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
 /// Makes an image with one of everything: directories, small and large files, a link, two names, an inode with overflow
 /// records, and removals.
 pub(super) fn image() -> RamDevice {
-    let ram = fresh();
+    let ram = make_fresh();
     // A snapshot would replace the content of the slots.
     let rules = CommitRules { snapshots: false, ..CommitRules::ALL };
     let (fs, _) = open(ram.clone(), rules);
@@ -102,7 +102,7 @@ pub(super) fn seal_slot(slot: &mut [u8]) {
 }
 
 /// Everything that a walk finds.
-fn stroll(fs: &Uhs) -> InodeWalk {
+fn walk_all(fs: &Uhs) -> InodeWalk {
     let mut found = BTreeMap::new();
     let mut dirs = vec![Ino::ROOT];
     let mut visits = 0;
@@ -152,7 +152,7 @@ pub(super) fn examine(ram: &RamDevice) -> Option<(Vec<RepairAction>, InodeWalk)>
     };
     let (fs, problems) = open(ram.fork()).unwrap();
     assert_eq!(problems, report.problems);
-    stroll(&fs);
+    walk_all(&fs);
     drop(fs);
     let mended = ram.fork();
     let repairs = repair(&device(&mended), None, random()).unwrap();
@@ -161,7 +161,7 @@ pub(super) fn examine(ram: &RamDevice) -> Option<(Vec<RepairAction>, InodeWalk)>
     assert_eq!(repair(&device(&mended), None, random()).unwrap(), []);
     let (fs, problems) = open(mended).unwrap();
     assert_eq!(problems, []);
-    let found = stroll(&fs);
+    let found = walk_all(&fs);
     // A forged extent may have all the space.
     let made = fs.mknod(&cx(), Ino::ROOT, name("new"), &node(FileKind::Regular));
     assert!(matches!(made, Ok(_) | Err(Errno::ENOSPC)), "{made:?}");
@@ -217,7 +217,7 @@ fn slots(ram: &RamDevice) -> Vec<(u64, Vec<u8>)> {
 }
 
 /// The changes that a test tries: `wanted` of them, or all with `DEFUSE_FULL`.
-fn some<T>(mut all: Vec<T>, wanted: usize, random: &mut fastrand::Rng) -> Vec<T> {
+fn choose_some<T>(mut all: Vec<T>, wanted: usize, random: &mut fastrand::Rng) -> Vec<T> {
     random.shuffle(&mut all);
     if std::env::var_os("DEFUSE_FULL").is_none() {
         all.truncate(wanted);
@@ -232,7 +232,7 @@ fn any_value_in_a_superblock_is_refused_or_harmless() {
     let good = get(&ram, 0);
     let all = changes(&good[..160], &good[16..], &mut random);
     let (mut refused, mut used) = (0, 0);
-    for change in some(all, 400, &mut random) {
+    for change in choose_some(all, 400, &mut random) {
         let forged = ram.fork();
         let mut bytes = good.clone();
         set(&mut bytes, change);
@@ -277,7 +277,7 @@ fn any_value_in_the_identity_of_a_slot_is_survived() {
         let changes = changes(&bytes[..IDENTITY - 4], other, &mut random);
         all.extend(changes.into_iter().map(|change| (*block, change, random.bool())));
     }
-    for (block, change, at_both_ends) in some(all, 700, &mut random) {
+    for (block, change, at_both_ends) in choose_some(all, 700, &mut random) {
         let forged = ram.fork();
         let mut bytes = get(&ram, block);
         set(&mut bytes, change);
@@ -307,7 +307,7 @@ fn any_value_in_the_body_of_a_slot_is_survived_and_all_other_inodes_stay() {
         all.extend(changes.into_iter().map(|change| (*block, change)));
     }
     let mut mended = 0;
-    for (block, change) in some(all, 1500, &mut random) {
+    for (block, change) in choose_some(all, 1500, &mut random) {
         let forged = ram.fork();
         let mut bytes = get(&ram, block);
         set(&mut bytes[IDENTITY..], change);
@@ -342,7 +342,7 @@ fn any_value_in_blocks_of_records_is_survived() {
     let leaf = u64::from(u32_at(slot, pointers));
     let good = get(&ram, leaf);
     let all = changes(&good[..200], &good[23..], &mut random);
-    for (nth, change) in some(all, 300, &mut random).into_iter().enumerate() {
+    for (nth, change) in choose_some(all, 300, &mut random).into_iter().enumerate() {
         let forged = ram.fork();
         let mut bytes = good.clone();
         set(&mut bytes, change);

@@ -16,7 +16,7 @@ use defuse_fs::{
     WriteSource,
 };
 
-use super::{OPTIONS, cx, fresh, name, node, open, open_with};
+use super::{OPTIONS, cx, make_fresh, name, node, open, open_with};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check};
 
@@ -48,7 +48,7 @@ fn read(fs: &Uhs, ino: Ino, offset: u64, len: usize, direct: bool) -> Vec<u8> {
     let mut out = ReadBuf::new(&mut sink, len);
     let args = ReadArgs { offset, flags: flags(direct), ..ReadArgs::default() };
     fs.read(&cx(), file(ino), args, &mut out).unwrap();
-    let filled = out.filled();
+    let filled = out.filled_len();
     bytes.truncate(filled);
     bytes
 }
@@ -144,7 +144,7 @@ fn submit(
 }
 
 fn start_write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) -> Receiver<SubmissionAnswer> {
-    let mut memory = Buffer::aligned(bytes.len());
+    let mut memory = Buffer::new_aligned(bytes.len());
     memory.copy_from_slice(bytes);
     let args = WriteArgs { offset, flags: flags(true), ..WriteArgs::default() };
     submit(fs, IoOp::Write { file: file(ino), args, len: bytes.len() }, memory, None)
@@ -152,7 +152,7 @@ fn start_write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) -> Receiver<Submis
 
 fn start_read(fs: &Uhs, ino: Ino, offset: u64, len: usize) -> Receiver<SubmissionAnswer> {
     let args = ReadArgs { offset, flags: flags(true), ..ReadArgs::default() };
-    submit(fs, IoOp::Read { file: file(ino), args, len }, Buffer::aligned(len), None)
+    submit(fs, IoOp::Read { file: file(ino), args, len }, Buffer::new_aligned(len), None)
 }
 
 fn wait(answers: &Receiver<SubmissionAnswer>) -> SubmissionAnswer {
@@ -268,7 +268,7 @@ impl FileBytesModel {
 #[test]
 fn a_file_that_is_used_both_ways_is_like_bytes() {
     for seed in 0..60 {
-        let ram = fresh();
+        let ram = make_fresh();
         let options = UhsOptions { cache_pages: 8, dirty_pages: 32, ..OPTIONS };
         let mut model =
             FileBytesModel { bytes: Vec::new(), random: fastrand::Rng::with_seed(seed) };
@@ -364,7 +364,7 @@ impl BlockDevice for HeldDevice {
 }
 
 impl HeldQueue {
-    fn let_go(&mut self) {
+    fn release_all(&mut self) {
         if self.device.held.load(Ordering::SeqCst) == 0 {
             for op in self.kept.drain(..) {
                 self.queue.push(op).unwrap();
@@ -394,12 +394,12 @@ impl DeviceQueue for HeldQueue {
         self.queue.kick();
     }
     fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
-        self.let_go();
+        self.release_all();
         done.append(&mut self.done);
         self.queue.reap(done);
     }
     fn wait(&mut self, timeout: Option<Duration>) {
-        self.let_go();
+        self.release_all();
         if self.done.is_empty() {
             self.queue.wait(timeout);
         }
@@ -417,7 +417,7 @@ impl DeviceQueue for HeldQueue {
 
 /// A file of some pages of ones, on a device that is small enough to be filled.
 fn with_file(pages: usize) -> (Uhs, Ino, DeviceHold) {
-    let held = HeldDevice::new(fresh());
+    let held = HeldDevice::new(make_fresh());
     let fs = open(held.clone(), CommitRules::ALL).0;
     let ino = make(&fs, "a");
     write(&fs, ino, 0, &vec![1; pages * PAGE], true).unwrap();
@@ -661,7 +661,7 @@ fn an_answer_may_begin_operations_and_waits_for_none() {
     let slow = start_write(&fs, ino, 4 * PAGE as u64, &[2; PAGE]);
     held.0.wait_for(1);
     let args = WriteArgs { offset: 0, flags: flags(true), ..WriteArgs::default() };
-    let mut memory = Buffer::aligned(PAGE);
+    let mut memory = Buffer::new_aligned(PAGE);
     memory.fill(3);
     let op = IoOp::Write { file: file(ino), args, len: PAGE };
     let (written, _) = wait(&submit(&fs, op, memory, Some(then)));

@@ -9,7 +9,7 @@ use defuse_fs::{Errno, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteAr
 
 use super::crash::CrashRun;
 use super::random_operations::NameWorkload;
-use super::{EARLY, OPTIONS, cx, device, fresh, name, node, random};
+use super::{EARLY, OPTIONS, cx, device, make_fresh, name, node, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, check};
 
@@ -25,7 +25,7 @@ enum FaultPlan {
 
 /// Makes a device on which operations fail while `armed` is set. Also returns the flag, and the number of operations
 /// while it was set.
-fn failing(
+fn make_failing(
     ram: &RamDevice,
     seed: u64,
     fails: FaultPlan,
@@ -51,12 +51,12 @@ fn failing(
 /// Performs random operations on a failing device, and judges the state that a mount finds afterwards. Returns the
 /// number of operations of the device.
 fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
-    let (sim, armed, count) = failing(&fresh(), seed, fails);
+    let (sim, armed, count) = make_failing(&make_fresh(), seed, fails);
     let rules = if seed.is_multiple_of(2) { CommitRules::ALL } else { EARLY };
     let opened = Uhs::open_by(Arc::new(sim.clone()), OPTIONS, rules, random());
     let Ok((fs, problems)) = opened else {
         sim.end_faults();
-        let report = check(&(Arc::new(sim.now()) as Arc<dyn BlockDevice>));
+        let report = check(&(Arc::new(sim.copy_present()) as Arc<dyn BlockDevice>));
         let report = report.map_err(|error| format!("the mount failed, and then: {error}"))?;
         return match report.problems.is_empty() && report.inodes == 1 {
             true => Ok(count.load(Ordering::Relaxed)),
@@ -86,7 +86,7 @@ fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     armed.store(true, Ordering::Relaxed);
     drop(fs);
     sim.end_faults();
-    run.judge(run.durable(), &sim.now(), CommitRules::ALL)?;
+    run.judge(run.durable(), &sim.copy_present(), CommitRules::ALL)?;
     let mut cuts = sim.power_cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -117,7 +117,7 @@ fn whatever_fails_of_the_device_nothing_that_was_acknowledged_is_lost() {
 }
 
 /// The error of an operation that may find no space.
-fn unless_full<T>(result: Result<T, Errno>) -> Option<T> {
+fn expect_unless_full<T>(result: Result<T, Errno>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(Errno::ENOSPC | Errno::EEXIST) => None,
@@ -128,7 +128,7 @@ fn unless_full<T>(result: Result<T, Errno>) -> Option<T> {
 #[test]
 fn a_full_device_says_so_at_once_and_every_sync_succeeds() {
     for (seed, len) in [(1, 0), (2, 100_000), (3, 5000), (4, 2000)] {
-        let ram = fresh();
+        let ram = make_fresh();
         let (fs, _) = Uhs::open(Arc::new(ram.clone()), OPTIONS, random()).unwrap();
         let free = fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
         let mut random = fastrand::Rng::with_seed(seed);
@@ -136,7 +136,7 @@ fn a_full_device_says_so_at_once_and_every_sync_succeeds() {
         for number in 0.. {
             let text = format!("{number}");
             let made = fs.mknod(&cx(), Ino::ROOT, name(&text), &node(FileKind::Regular));
-            let entry = unless_full(made);
+            let entry = expect_unless_full(made);
             full += u32::from(entry.is_none());
             if let Some(entry) = entry {
                 let mut bytes = vec![0; random.usize(len / 2..=len)];
@@ -145,7 +145,7 @@ fn a_full_device_says_so_at_once_and_every_sync_succeeds() {
                 let file = File { ino: entry.ino, fh: Fh(0) };
                 let mut data = WriteBuf::new(&mut source);
                 let written = fs.write(&cx(), file, WriteArgs::default(), &mut data);
-                full += u32::from(unless_full(written) != Some(bytes.len()));
+                full += u32::from(expect_unless_full(written) != Some(bytes.len()));
                 fs.forget(entry.ino, 1);
                 files.push(text);
             }

@@ -14,7 +14,7 @@ use crate::{Uhs, UhsOptions};
 
 const MIB: usize = 1 << 20;
 
-fn fresh() -> (RamDevice, Uhs) {
+fn make_fresh() -> (RamDevice, Uhs) {
     let ram = RamDevice::new(4096, 16 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     let fs = open(&ram, false);
@@ -46,7 +46,7 @@ fn read(fs: &Uhs, ino: Ino, offset: u64, len: usize) {
 
 #[test]
 fn what_a_write_and_its_sync_do_is_counted() {
-    let (_ram, fs) = fresh();
+    let (_ram, fs) = make_fresh();
     let ino = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
     let before = figures(&fs);
     write(&fs, ino, &vec![7; MIB]);
@@ -103,7 +103,7 @@ fn changes_of_many_inodes_in_any_order_need_few_writes_while_there_is_space() {
 
 #[test]
 fn reads_are_hits_or_misses_and_what_is_read_ahead_is_told_apart() {
-    let (ram, fs) = fresh();
+    let (ram, fs) = make_fresh();
     let ino = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
     write(&fs, ino, &vec![7; MIB]);
     fs.syncfs(&cx()).unwrap();
@@ -126,7 +126,7 @@ fn reads_are_hits_or_misses_and_what_is_read_ahead_is_told_apart() {
 
 #[test]
 fn each_name_is_there_once_and_fits_every_format() {
-    let (_ram, fs) = fresh();
+    let (_ram, fs) = make_fresh();
     let figures = fs.figures();
     let names: BTreeSet<&str> = figures.iter().map(|figure| figure.name).collect();
     assert_eq!(names.len(), figures.len());

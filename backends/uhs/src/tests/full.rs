@@ -111,7 +111,7 @@ fn one_call_allocates_nearly_all_space_that_is_free() {
 
 /// A device on which every second unit is free, and no other: files of 2 MiB were made, and every second one was
 /// removed. `has_table` is false for a file system of the first version of the format.
-fn scattered(units: u64, has_table: bool) -> FullVolume {
+fn make_scattered(units: u64, has_table: bool) -> FullVolume {
     let ram = RamDevice::new(4096, units * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     if !has_table {
@@ -160,7 +160,7 @@ fn make_until_full(full: &FullVolume) -> u64 {
 /// the space was free, and statfs said otherwise.
 #[test]
 fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
-    let full = scattered(64, true);
+    let full = make_scattered(64, true);
     let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     let free = full.fs.engine().pool().space().units().free;
     assert!(free >= 28 && told >= (free - 4) * 512, "{told} files in {free} units");
@@ -175,7 +175,7 @@ fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
 /// The file system of the first version has at most 220 chunks: statfs promises no more files than these can hold.
 #[test]
 fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
-    let full = scattered(700, false);
+    let full = make_scattered(700, false);
     let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     let units = full.fs.engine().pool().space().units().free;
     assert!(units > 330 && told <= 220 * 512, "{told} files in {units} units");
@@ -368,7 +368,7 @@ fn starve(seed: u64, promises: u64) -> Option<u64> {
         player.step();
         assert_eq!(full.fs.syncfs(&cx()), Ok(()), "seed {seed}, {promises} promises, step {step}");
     }
-    let left = pool.refused_after();
+    let left = pool.remaining_promises();
     // All existing files can be removed.
     for text in super::list(&full.fs, Ino::ROOT) {
         let at = name(&text);

@@ -13,7 +13,7 @@ use defuse_fs::{
     SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName,
 };
 
-use super::{BLOCKS, OPTIONS, cx, fresh, name, node, random, snapshot};
+use super::{BLOCKS, OPTIONS, cx, make_fresh, name, node, random, snapshot};
 use crate::commit::CommitRules;
 use crate::format::superblock::{CHUNKS, FEATURES, PADDED_RECORDS};
 use crate::{Uhs, UhsOptions, check, store};
@@ -51,7 +51,7 @@ fn sparse(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-fn whole(mut sparse: &[u8]) -> RamDevice {
+fn expand(mut sparse: &[u8]) -> RamDevice {
     let mut bytes = vec![0; BLOCKS as usize * 4096];
     while let Some((head, rest)) = sparse.split_at_checked(12) {
         let at = u64::from_le_bytes(head[..8].try_into().unwrap()) as usize;
@@ -95,7 +95,7 @@ fn tree(fs: &Uhs) -> String {
 fn images_of_version_1_are_read_as_they_were_written() {
     for image in IMAGES {
         let expected = std::fs::read_to_string(path(image, "tree")).unwrap();
-        let ram = whole(&std::fs::read(path(image, "sparse")).unwrap());
+        let ram = expand(&std::fs::read(path(image, "sparse")).unwrap());
         let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
         let report = check(&device).unwrap();
         assert_eq!(report.problems, [], "{image}");
@@ -160,11 +160,11 @@ fn images_of_version_1_are_read_as_they_were_written() {
 
 #[test]
 fn a_sparse_image_is_the_image() {
-    let ram = fresh();
+    let ram = make_fresh();
     let mut bytes = vec![0; BLOCKS as usize * 4096];
     BlockingQueue::new(&ram).unwrap().read(0, &mut bytes).unwrap();
     let mut again = vec![1; bytes.len()];
-    BlockingQueue::new(&whole(&sparse(&bytes))).unwrap().read(0, &mut again).unwrap();
+    BlockingQueue::new(&expand(&sparse(&bytes))).unwrap().read(0, &mut again).unwrap();
     assert!(again == bytes);
 }
 
@@ -227,7 +227,7 @@ fn fill(fs: &Uhs) {
 #[ignore = "writes files of the project"]
 fn writes_images() {
     for image in IMAGES.into_iter().filter(|image| !path(image, "sparse").exists()) {
-        let ram = fresh();
+        let ram = make_fresh();
         let sim = defuse_block::SimDevice::from_ram(&ram, 1);
         let listed_chunks = if image == "v1-table" { 1 } else { CHUNKS };
         let (fs, _) = super::open(sim.clone(), CommitRules { listed_chunks, ..CommitRules::ALL });
@@ -244,11 +244,11 @@ fn writes_images() {
                 }
                 fs.syncfs(&cx()).unwrap();
                 fs.abandon();
-                half_written(&sim)
+                find_half_written(&sim)
             }
             _ => {
                 drop(fs);
-                sim.now()
+                sim.copy_present()
             }
         };
         let mut bytes = vec![0; BLOCKS as usize * 4096];
@@ -259,7 +259,7 @@ fn writes_images() {
 }
 
 /// Finds a state in which a group is not whole.
-fn half_written(sim: &defuse_block::SimDevice) -> RamDevice {
+fn find_half_written(sim: &defuse_block::SimDevice) -> RamDevice {
     let (mut cuts, mut random) = (sim.power_cuts(), random());
     while let Some(cut) = cuts.next() {
         for _ in 0..20 {

@@ -96,7 +96,7 @@ fn file(ino: Ino) -> File {
 }
 
 /// The most frequent number, and the sum.
-fn usual(mut numbers: Vec<u64>) -> (u64, u64) {
+fn find_usual(mut numbers: Vec<u64>) -> (u64, u64) {
     numbers.sort_unstable();
     let runs = numbers.chunk_by(|a, b| a == b);
     let usual = runs.max_by_key(|run| run.len()).unwrap()[0];
@@ -121,7 +121,8 @@ fn a_sync_of_an_append_writes_the_page_and_the_inode_however_many_files_grow_and
             }
         }
         let (half, appends) = (written.len() / 2, written.len() as u64);
-        let (early, late) = (usual(written[..half].to_vec()), usual(written[half..].to_vec()));
+        let (early, late) =
+            (find_usual(written[..half].to_vec()), find_usual(written[half..].to_vec()));
         assert_eq!((early.0, late.0), (2, 2), "{files} files");
         // Slots are added now and then, and the superblock with them.
         let sum = early.1 + late.1;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use defuse_block::BlockDevice;
 use defuse_fs::{Errno, FileKind, FileSystem, Ino, Result, SetAttr, SetXattrFlags, XattrName};
 
-use super::{OPTIONS, cx, fresh, name, node, open_with, random};
+use super::{OPTIONS, cx, make_fresh, name, node, open_with, random};
 use crate::commit::CommitRules;
 use crate::content::INODE_MEMORY;
 use crate::{StoreError, Uhs, UhsOptions};
@@ -13,7 +13,7 @@ use crate::{StoreError, Uhs, UhsOptions};
 /// The root and this many more fit.
 const FILES: u64 = 20;
 
-fn limited(index: u64) -> UhsOptions {
+fn limit_index(index: u64) -> UhsOptions {
     UhsOptions { index, ..OPTIONS }
 }
 
@@ -27,13 +27,14 @@ fn set(fs: &Uhs, ino: Ino, key: &str, bytes: usize) -> Result<()> {
     fs.setxattr(&cx(), ino, key, &vec![7; bytes], SetXattrFlags::default())
 }
 
-fn used(fs: &Uhs) -> u64 {
+fn count_used(fs: &Uhs) -> u64 {
     fs.figures().iter().find(|figure| figure.name == "index_used").unwrap().value
 }
 
 #[test]
 fn no_file_is_made_without_memory_for_its_name() {
-    let (fs, _) = open_with(fresh(), limited((FILES + 1) * INODE_MEMORY), CommitRules::ALL);
+    let (fs, _) =
+        open_with(make_fresh(), limit_index((FILES + 1) * INODE_MEMORY), CommitRules::ALL);
     let free = |fs: &Uhs| fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     assert_eq!(free(&fs), FILES);
     let made: Vec<Ino> = (0..FILES).map(|number| make(&fs, number).unwrap()).collect();
@@ -50,8 +51,8 @@ fn no_file_is_made_without_memory_for_its_name() {
 #[test]
 fn attributes_and_further_names_count() {
     let limit = 64 * 1024;
-    let (fs, _) = open_with(fresh(), limited(limit), CommitRules::ALL);
-    let before = used(&fs);
+    let (fs, _) = open_with(make_fresh(), limit_index(limit), CommitRules::ALL);
+    let before = count_used(&fs);
     let mut made = Vec::new();
     let refused = (0..1000).find_map(|number| {
         let ino = make(&fs, number).unwrap();
@@ -65,9 +66,9 @@ fn attributes_and_further_names_count() {
         fs.link(&cx(), last, Ino::ROOT, name(&format!("link {number} {}", "x".repeat(200)))).err()
     });
     assert_eq!(linked, Some(Errno::ENOSPC));
-    assert!(used(&fs) <= limit, "{}", used(&fs));
+    assert!(count_used(&fs) <= limit, "{}", count_used(&fs));
     fs.syncfs(&cx()).unwrap();
-    assert!(used(&fs) <= limit, "{}", used(&fs));
+    assert!(count_used(&fs) <= limit, "{}", count_used(&fs));
     for (number, ino) in &made[..made.len() - 1] {
         fs.unlink(&cx(), Ino::ROOT, name(&format!("file {number}"))).unwrap();
         fs.forget(*ino, 1);
@@ -81,13 +82,13 @@ fn attributes_and_further_names_count() {
     fs.unlink(&cx(), Ino::ROOT, name(&format!("file {}", made.len() - 1))).unwrap();
     fs.forget(last, u64::from(names));
     fs.syncfs(&cx()).unwrap();
-    assert_eq!(used(&fs), before, "all of it is given back");
+    assert_eq!(count_used(&fs), before, "all of it is given back");
 }
 
 #[test]
 fn a_larger_file_system_is_refused_with_the_figure() {
     for rules in [CommitRules::ALL, CommitRules { snapshots: false, ..CommitRules::ALL }] {
-        let ram = fresh();
+        let ram = make_fresh();
         let (fs, _) = open_with(ram.clone(), OPTIONS, rules);
         let made: Vec<Ino> = (0..FILES).map(|number| make(&fs, number).unwrap()).collect();
         fs.syncfs(&cx()).unwrap();
@@ -95,7 +96,7 @@ fn a_larger_file_system_is_refused_with_the_figure() {
         let device: Arc<dyn BlockDevice> = Arc::new(ram);
         let bytes = (FILES + 1) * INODE_MEMORY;
         let open = |limit, rules| {
-            Uhs::open_by(Arc::clone(&device), limited(limit), rules, random()).map(|(fs, _)| fs)
+            Uhs::open_by(Arc::clone(&device), limit_index(limit), rules, random()).map(|(fs, _)| fs)
         };
         let refused = open(bytes - 1, rules).map(drop).unwrap_err();
         let limit = bytes - 1;
@@ -108,6 +109,6 @@ fn a_larger_file_system_is_refused_with_the_figure() {
         let refused = open(bytes, rules).map(drop).unwrap_err();
         assert!(matches!(refused, StoreError::Index { bytes: more, .. } if more > bytes));
         let fs = open(bytes + 3 * 4096, rules).unwrap();
-        assert!(used(&fs) > bytes);
+        assert!(count_used(&fs) > bytes);
     }
 }

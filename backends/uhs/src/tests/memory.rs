@@ -28,7 +28,7 @@ fn file(fs: &Uhs, text: &str, bytes: usize) -> Ino {
 }
 
 /// A device with inodes of all kinds, and older copies of some, as a power failure leaves it.
-fn filled() -> (RamDevice, TreeSnapshot) {
+fn make_filled() -> (RamDevice, TreeSnapshot) {
     let ram = RamDevice::new(4096, 32 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
@@ -60,7 +60,7 @@ fn filled() -> (RamDevice, TreeSnapshot) {
 /// The scan kept all slots, with the data of files, until all inodes were in memory a second time.
 #[test]
 fn a_scan_keeps_no_more_bodies_than_its_bound() {
-    let (ram, _) = filled();
+    let (ram, _) = make_filled();
     for kept in [0, 50_000, 200_000] {
         let survey = survey(&ram, CommitRules { kept, ..CommitRules::ALL }).unwrap();
         let bytes = survey.bytes_kept() as u64;
@@ -73,7 +73,7 @@ fn a_scan_keeps_no_more_bodies_than_its_bound() {
 
 #[test]
 fn a_mount_is_the_same_whatever_the_scan_keeps() {
-    let (ram, expected) = filled();
+    let (ram, expected) = make_filled();
     for kept in [0, 1000, 50_000, 200_000, CommitRules::ALL.kept] {
         let rules = CommitRules { kept, ..CommitRules::ALL };
         let (fs, problems) = open(ram.fork(), rules);
@@ -96,7 +96,7 @@ fn a_mount_is_the_same_whatever_the_scan_keeps() {
 /// The bodies of all inodes were in memory before their number was compared with the bound.
 #[test]
 fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
-    let (ram, _) = filled();
+    let (ram, _) = make_filled();
     let device: Arc<dyn BlockDevice> = Arc::new(ram);
     let inodes = survey(&*device, CommitRules::ALL).unwrap().found.live.len() as u64;
     let limit = 100 * INODE_MEMORY;
@@ -125,7 +125,7 @@ fn a_map_of_space_takes_no_more_memory_than_it_may() {
         let opened = Uhs::open(open(), options, random());
         match opened {
             Ok((fs, problems)) => {
-                assert!(fits && problems.is_empty() && fs.detached(defuse_fs::Origin::NONE).is_ok())
+                assert!(fits && problems.is_empty() && fs.detach(defuse_fs::Origin::NONE).is_ok())
             }
             Err(error) => {
                 let expected = StoreError::Space { units, bytes: units * 8, limit: index };

@@ -63,7 +63,7 @@ fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(77)
 }
 
-fn fresh() -> RamDevice {
+fn make_fresh() -> RamDevice {
     let ram = RamDevice::new(4096, BLOCKS);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     ram
@@ -118,7 +118,7 @@ struct TreeSnapshot {
 
 impl TreeSnapshot {
     /// All paths, without the sizes of files.
-    fn without_sizes(&self) -> BTreeMap<String, WalkedFile> {
+    fn drop_sizes(&self) -> BTreeMap<String, WalkedFile> {
         let mut names = self.names.clone();
         for seen in names.values_mut().filter(|seen| self.data.contains_key(&seen.ino)) {
             seen.size = 0;
@@ -163,7 +163,7 @@ fn contents(fs: &Uhs, ino: Ino, size: u64) -> Vec<u8> {
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, size as usize);
     fs.read(&cx(), File { ino, fh: Fh(0) }, ReadArgs::default(), &mut out).unwrap();
-    assert_eq!(out.filled() as u64, size);
+    assert_eq!(out.filled_len() as u64, size);
     bytes
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use defuse_block::{BlockDevice, BlockingQueue, RamDevice, SimDevice};
 use defuse_fs::{Errno, FileKind, FileSystem, Ino};
 
-use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
+use super::{BLOCKS, OPTIONS, cx, make_fresh, name, node, open, random, snapshot};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check, store};
 
@@ -30,7 +30,7 @@ fn a_file_system_with_any_number_of_slots_can_be_checked() {
 /// Mounting zeroed slots and wrote a superblock before it had looked at the inodes.
 #[test]
 fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
-    let sim = SimDevice::from_ram(&fresh(), 1);
+    let sim = SimDevice::from_ram(&make_fresh(), 1);
     let (fs, _) = open(sim.clone(), CommitRules::ALL);
     for text in ["a", "b", "c", "d"] {
         fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
@@ -58,7 +58,7 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     assert!(unfinished > 0, "nothing was there to undo");
     // A byte of a slot that counts changes at rest.
     fs.abandon();
-    let damaged = SimDevice::from_ram(&sim.now(), 2);
+    let damaged = SimDevice::from_ram(&sim.copy_present(), 2);
     let mut line = BlockingQueue::new(&damaged).unwrap();
     let mut bytes = [0; 4096];
     line.read(514, &mut bytes).unwrap();
@@ -73,7 +73,7 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
 
 #[test]
 fn a_power_failure_while_a_file_system_grows_leaves_one_of_both_sizes_and_all_files() {
-    let (small, large) = (fresh(), RamDevice::new(4096, 3 * BLOCKS));
+    let (small, large) = (make_fresh(), RamDevice::new(4096, 3 * BLOCKS));
     let (fs, _) = open(small.clone(), CommitRules::ALL);
     for text in ["a", "b"] {
         fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();

@@ -9,7 +9,7 @@ use defuse_fs::{
     SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{OPTIONS, contents, cx, fresh, name, node, open, random};
+use super::{OPTIONS, contents, cx, make_fresh, name, node, open, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check};
 
@@ -33,7 +33,7 @@ fn write(fs: &Uhs, ino: Ino, bytes: &[u8]) {
 
 #[test]
 fn a_path_resolves_to_what_a_walk_finds() {
-    let (fs, _) = open(fresh(), CommitRules::ALL);
+    let (fs, _) = open(make_fresh(), CommitRules::ALL);
     let upper = make(&fs, Ino::ROOT, "upper", FileKind::Directory);
     let lower = make(&fs, upper, "lower", FileKind::Directory);
     let file = make(&fs, lower, "file", FileKind::Regular);
@@ -68,7 +68,7 @@ fn a_path_resolves_to_what_a_walk_finds() {
 
 #[test]
 fn a_closed_file_is_read_again_and_keeps_its_data_when_only_its_attributes_change() {
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let files: Vec<Ino> =
         (0..40).map(|at| make(&fs, Ino::ROOT, &at.to_string(), FileKind::Regular)).collect();
@@ -121,7 +121,7 @@ fn every_file_of_a_device_that_is_more_than_half_full_can_change_without_a_sync(
 
 #[test]
 fn after_a_power_failure_a_directory_is_not_older_than_its_newest_entry() {
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let dir = make(&fs, Ino::ROOT, "dir", FileKind::Directory);
     fs.syncfs(&cx()).unwrap();
@@ -144,8 +144,8 @@ fn after_a_power_failure_a_directory_is_not_older_than_its_newest_entry() {
 #[test]
 fn an_idle_mount_does_not_wake() {
     let options = UhsOptions { commit: Some(Duration::from_millis(20)), ..OPTIONS };
-    let (fs, _) = Uhs::open(Arc::new(fresh()), options, random()).unwrap();
-    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    let (fs, _) = Uhs::open(Arc::new(make_fresh()), options, random()).unwrap();
+    fs.attach(defuse_fs::Origin::new(), Arc::new(NoNotify));
     make(&fs, Ino::ROOT, "file", FileKind::Regular);
     let switches = || {
         let thread = |entry: std::fs::DirEntry| {

@@ -8,14 +8,14 @@ use defuse_fs::{
     SetXattrFlags, Shortcuts, XattrName,
 };
 
-use super::{cx, fresh, name, node, open};
+use super::{cx, make_fresh, name, node, open};
 use crate::Uhs;
 use crate::commit::CommitRules;
 
 const ACCESS: &str = "system.posix_acl_access";
 
 /// An access ACL with an entry for a user, acl(5): version 2, then tag, permissions and id of each entry.
-fn an_acl() -> Vec<u8> {
+fn make_acl() -> Vec<u8> {
     let entries: [(u16, u32); 5] =
         [(1, u32::MAX), (2, 1000), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)];
     let entry = |(tag, id): (u16, u32)| {
@@ -59,7 +59,7 @@ fn walk(fs: &Uhs, text: &str) -> PathResolution {
 /// Directories of two names, two deep, with a file in each, and everything that can become of a directory.
 #[test]
 fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
-    let (fs, _) = open(fresh(), CommitRules::ALL);
+    let (fs, _) = open(make_fresh(), CommitRules::ALL);
     let mut random = fastrand::Rng::with_seed(5);
     let (mut found, mut changed) = (0, 0);
     for round in 0..4000 {
@@ -84,7 +84,7 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
             }),
             7 => child.and_then(|ino| {
                 let acl = XattrName::new(ACCESS.as_bytes()).unwrap();
-                fs.setxattr(&cx(), ino, acl, &an_acl(), SetXattrFlags::default())
+                fs.setxattr(&cx(), ino, acl, &make_acl(), SetXattrFlags::default())
             }),
             _ => child.and_then(|ino| {
                 fs.removexattr(&cx(), ino, XattrName::new(ACCESS.as_bytes()).unwrap())
@@ -115,7 +115,7 @@ impl Drop for StopOnDrop<'_> {
 /// Others resolve paths all the time, and note where they led before the change.
 #[test]
 fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
-    let (fs, _) = open(fresh(), CommitRules::ALL);
+    let (fs, _) = open(make_fresh(), CommitRules::ALL);
     for dir in ["dir", "spare"] {
         fs.mkdir(&cx(), Ino::ROOT, name(dir), &node(FileKind::Directory)).unwrap();
     }

@@ -9,12 +9,12 @@ use defuse_fs::{Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, Wri
 
 use super::crash::{CrashPlan, play_by};
 use super::random_operations::NameWorkload;
-use super::{OPTIONS, TreeSnapshot, cx, fresh, name, node, open_with, snapshot};
+use super::{OPTIONS, TreeSnapshot, cx, make_fresh, name, node, open_with, snapshot};
 use crate::commit::CommitRules;
 use crate::{SeparationMode, StoreError, Uhs, UhsOptions};
 
 /// One of the modes with one to four queues, by a number.
-pub(super) fn shared(number: u64) -> UhsOptions {
+pub(super) fn make_shared_options(number: u64) -> UhsOptions {
     let mode =
         [SeparationMode::Off, SeparationMode::Static, SeparationMode::Learned][number as usize % 3];
     UhsOptions { separation: Some(mode), queues: Some(1 + (number / 3 % 4) as u32), ..OPTIONS }
@@ -25,7 +25,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
     let mut judged = 0;
     for seed in 0..240 {
         let by = CrashPlan {
-            options: shared(seed),
+            options: make_shared_options(seed),
             rules: CommitRules::ALL,
             lies: false,
             syncs_files: false,
@@ -41,7 +41,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
 fn rules_that_are_broken_are_noticed_in_every_mode() {
     for number in 0..12 {
         let by = CrashPlan {
-            options: shared(number),
+            options: make_shared_options(number),
             rules: CommitRules::ALL,
             lies: false,
             syncs_files: false,
@@ -51,7 +51,12 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
     }
     let rules = CommitRules { data_is_first: false, ..CommitRules::ALL };
     for number in 0..3 {
-        let by = CrashPlan { options: shared(number + 9), rules, lies: false, syncs_files: false };
+        let by = CrashPlan {
+            options: make_shared_options(number + 9),
+            rules,
+            lies: false,
+            syncs_files: false,
+        };
         assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
     }
 }
@@ -79,7 +84,7 @@ fn replay(
     drop(fs);
     sim.end_faults();
     let log = std::mem::take(&mut *log.lock().unwrap());
-    (log, found, checksum(&sim.now()))
+    (log, found, checksum(&sim.copy_present()))
 }
 
 /// A checksum of all blocks.
@@ -95,17 +100,20 @@ fn checksum(ram: &RamDevice) -> u32 {
 
 #[test]
 fn a_seed_replays_every_operation_and_every_byte_of_the_device_in_every_mode() {
-    let ram = fresh();
+    let ram = make_fresh();
     for number in 0..12 {
         for seed in 0..6 {
-            let (options, seed) = (shared(number), seed * 12 + number);
+            let (options, seed) = (make_shared_options(number), seed * 12 + number);
             let (first, second) = (replay(&ram, options, seed), replay(&ram, options, seed));
             assert!(first.0.len() > 20);
             assert!(first == second, "mode {number}, seed {seed}");
         }
     }
     // Operations in flight complete in another order, so that the modes differ.
-    let differ = |seed| replay(&ram, shared(9), seed).0 != replay(&ram, shared(10), seed).0;
+    let differ = |seed| {
+        replay(&ram, make_shared_options(9), seed).0
+            != replay(&ram, make_shared_options(10), seed).0
+    };
     assert!((0..40).any(differ));
 }
 
@@ -119,8 +127,8 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, len: usize) {
 
 #[test]
 fn figures_tell_depth_and_costs_of_each_queue() {
-    let ram = fresh();
-    let options = UhsOptions { queues: Some(2), ..shared(2) };
+    let ram = make_fresh();
+    let options = UhsOptions { queues: Some(2), ..make_shared_options(2) };
     let (fs, _) = open_with(SimDevice::from_ram(&ram, 1), options, CommitRules::ALL);
     let ino = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
     for at in 0..20 {
@@ -149,7 +157,7 @@ fn figures_tell_depth_and_costs_of_each_queue() {
 
 #[test]
 fn without_the_option_no_queue_is_shared() {
-    let (fs, _) = open_with(fresh(), OPTIONS, CommitRules::ALL);
+    let (fs, _) = open_with(make_fresh(), OPTIONS, CommitRules::ALL);
     assert!(fs.figures().iter().all(|figure| !figure.name.starts_with("queue")));
 }
 
@@ -170,7 +178,8 @@ impl BlockDevice for FewQueuesDevice {
 
 #[test]
 fn a_device_with_too_few_queues_is_refused_with_the_option_to_change() {
-    let opened = Uhs::open(Arc::new(FewQueuesDevice(fresh())), shared(9), super::random());
+    let opened =
+        Uhs::open(Arc::new(FewQueuesDevice(make_fresh())), make_shared_options(9), super::random());
     let Err(error) = opened else { panic!("it was opened") };
     assert!(matches!(error, StoreError::Device { .. }));
     assert!(error.to_string().contains("queues="), "{error}");

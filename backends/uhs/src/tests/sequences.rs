@@ -10,8 +10,8 @@ use defuse_fs::{
 };
 
 use super::crash::CrashRun;
-use super::queues::shared;
-use super::{OPTIONS, TreeSnapshot, cx, fresh, name, node, open, random};
+use super::queues::make_shared_options;
+use super::{OPTIONS, TreeSnapshot, cx, make_fresh, name, node, open, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions};
 
@@ -147,7 +147,7 @@ const SYNCS: &[SyncOperation] =
 
 /// A directory `d` with a file `b` in blocks, and a small file `a`.
 fn base() -> RamDevice {
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
     make(&fs, "a", FileKind::Regular);
     write(&fs, "a", 0, 500, 1);
@@ -212,7 +212,7 @@ fn with_shared_queues_two_operations_by_chance_leave_a_state_of_one_moment() {
     for seed in 0..1200 {
         let mut step = || (random.usize(..OPERATIONS.len()), random.usize(..SYNCS.len()));
         let sequence = [step(), step()];
-        judged += play_with(shared(seed), &ram, &sequence, (2, seed))
+        judged += play_with(make_shared_options(seed), &ram, &sequence, (2, seed))
             .unwrap_or_else(|why| panic!("seed {seed}: {sequence:?}: {why}"));
     }
     println!("{judged} states");
@@ -260,7 +260,7 @@ fn program(
     judge: impl Fn(&TreeSnapshot, usize) -> Result<(), String>,
 ) {
     for seed in 0..20 {
-        let ram = fresh();
+        let ram = make_fresh();
         let (fs, _) = open(ram.clone(), CommitRules::ALL);
         prepare(&fs);
         drop(fs);

@@ -7,7 +7,7 @@ use defuse_block::{BlockDevice, BlockingQueue, Errno as Failure, RamDevice, SimD
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr, SetXattrFlags, XattrName};
 
 use super::random_operations::NameWorkload;
-use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
+use super::{BLOCKS, OPTIONS, cx, make_fresh, name, node, open, random, snapshot};
 use crate::commit::CommitRules;
 use crate::format::BLOCK;
 use crate::format::snapshot::{SnapshotHeader, SnapshotPointer, SnapshotSegment};
@@ -27,7 +27,7 @@ fn put(ram: &RamDevice, superblock: &Superblock) {
 }
 
 /// Returns the image without its snapshot.
-fn scanned(ram: &RamDevice) -> RamDevice {
+fn drop_snapshot(ram: &RamDevice) -> RamDevice {
     let copy = ram.fork();
     put(&copy, &Superblock { snapshot: None, ..superblock(ram) });
     copy
@@ -38,7 +38,7 @@ fn is_used(ram: &RamDevice) -> bool {
 }
 
 /// All that can be seen of a file system, with its times and its space.
-fn seen(ram: &RamDevice) -> String {
+fn describe_all(ram: &RamDevice) -> String {
     let options = UhsOptions { read_only: true, ..OPTIONS };
     let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
     let (fs, problems) = crate::Uhs::open_by(device, options, CommitRules::ALL, random()).unwrap();
@@ -67,8 +67,8 @@ fn play(player: &mut NameWorkload<'_>, steps: usize) {
 }
 
 /// Makes an image after a clean end, with one of everything that a snapshot encodes in its own way.
-fn ended() -> RamDevice {
-    let ram = fresh();
+fn make_ended() -> RamDevice {
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let make = |text: &str, kind| {
         let node = defuse_fs::NewNode { rdev: 0x105, ..node(kind) };
@@ -95,9 +95,9 @@ fn ended() -> RamDevice {
 
 #[test]
 fn a_mount_after_a_clean_end_finds_what_a_scan_finds() {
-    let ram = ended();
-    assert!(is_used(&ram) && !is_used(&scanned(&ram)));
-    assert_eq!(seen(&ram), seen(&scanned(&ram)));
+    let ram = make_ended();
+    assert!(is_used(&ram) && !is_used(&drop_snapshot(&ram)));
+    assert_eq!(describe_all(&ram), describe_all(&drop_snapshot(&ram)));
     for seed in 0..60 {
         let rules = CommitRules { usable: 120, ..CommitRules::ALL };
         let rules = if seed % 2 == 0 { rules } else { CommitRules::ALL };
@@ -107,7 +107,7 @@ fn a_mount_after_a_clean_end_finds_what_a_scan_finds() {
         play(&mut player, 40);
         drop(fs);
         assert!(is_used(&ram), "seed {seed}");
-        assert!(seen(&ram) == seen(&scanned(&ram)), "seed {seed}");
+        assert!(describe_all(&ram) == describe_all(&drop_snapshot(&ram)), "seed {seed}");
         assert_eq!(check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap().problems, []);
     }
 }
@@ -135,12 +135,12 @@ fn a_snapshot_of_many_inodes_is_read_by_all_cores() {
     let header = store::snapshot::header(&ram, &at).unwrap();
     assert!(header.segments.len() >= 4 && header.inodes == 16_004, "{header:?}");
     assert!(is_used(&ram));
-    assert_eq!(seen(&ram), seen(&scanned(&ram)));
+    assert_eq!(describe_all(&ram), describe_all(&drop_snapshot(&ram)));
 }
 
 #[test]
 fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
-    let sim = SimDevice::from_ram(&fresh(), 1);
+    let sim = SimDevice::from_ram(&make_fresh(), 1);
     let (fs, _) = open(sim.clone(), CommitRules::ALL);
     fs.mknod(&cx(), Ino::ROOT, name("a"), &node(FileKind::Regular)).unwrap();
     let mut once = true;
@@ -151,11 +151,11 @@ fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
         hit.then_some(Failure::IO)
     });
     drop(fs);
-    assert_eq!(superblock(&sim.now()).snapshot, None);
-    assert_eq!(check(&(Arc::new(sim.now()) as Arc<dyn BlockDevice>)).unwrap().inodes, 2);
+    assert_eq!(superblock(&sim.copy_present()).snapshot, None);
+    assert_eq!(check(&(Arc::new(sim.copy_present()) as Arc<dyn BlockDevice>)).unwrap().inodes, 2);
 
     for (call, number) in [(SimOpKind::Write, 1), (SimOpKind::Write, 2), (SimOpKind::Flush, 0)] {
-        let sim = SimDevice::from_ram(&fresh(), 1);
+        let sim = SimDevice::from_ram(&make_fresh(), 1);
         let (fs, _) = open(sim.clone(), CommitRules::ALL);
         fs.syncfs(&cx()).unwrap();
         let mut count = 0;
@@ -164,12 +164,12 @@ fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
             (victim.call == call && count > number).then_some(Failure::IO)
         });
         drop(fs);
-        let now = sim.now();
+        let now = sim.copy_present();
         assert!(superblock(&now).snapshot.is_none() || is_used(&now), "{call:?} {number}");
-        assert_eq!(seen(&now), seen(&scanned(&now)));
+        assert_eq!(describe_all(&now), describe_all(&drop_snapshot(&now)));
     }
 
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let full = |space: &mut crate::space::BlockSpace| {
         while let Some((first, count)) = space.find_units(8) {
@@ -178,7 +178,10 @@ fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
     };
     full(&mut fs.engine().pool().space());
     drop(fs);
-    assert_eq!((superblock(&ram).snapshot, seen(&ram)), (None, seen(&scanned(&ram))));
+    assert_eq!(
+        (superblock(&ram).snapshot, describe_all(&ram)),
+        (None, describe_all(&drop_snapshot(&ram)))
+    );
 }
 
 /// Writes a changed header, with right checksums up to the superblock.
@@ -195,7 +198,7 @@ fn seal(ram: &RamDevice, header: &SnapshotHeader) {
 #[test]
 fn a_damaged_snapshot_is_told_and_given_up() {
     let device = |ram: &RamDevice| Arc::new(ram.clone()) as Arc<dyn BlockDevice>;
-    let whole = ended();
+    let whole = make_ended();
     assert!(!check(&device(&whole)).unwrap().has_damaged_snapshot);
     let at = superblock(&whole).snapshot.unwrap();
     let header = store::snapshot::header(&whole, &superblock(&whole)).unwrap();
@@ -228,13 +231,13 @@ fn a_damaged_snapshot_is_told_and_given_up() {
 
 #[test]
 fn a_damaged_snapshot_is_not_used() {
-    let whole = ended();
+    let whole = make_ended();
     let old = superblock(&whole);
-    let (at, expected) = (old.snapshot.unwrap(), seen(&scanned(&whole)));
+    let (at, expected) = (old.snapshot.unwrap(), describe_all(&drop_snapshot(&whole)));
     let header = store::snapshot::header(&whole, &old).unwrap();
     let unused = |ram: &RamDevice, what: &str| {
         assert!(!is_used(ram), "{what}");
-        assert_eq!(seen(ram), expected, "{what}");
+        assert_eq!(describe_all(ram), expected, "{what}");
     };
     for block in
         (0..at.blocks).map(|block| at.block + u64::from(block)).chain([header.segments[0].block])
@@ -298,16 +301,16 @@ fn a_damaged_snapshot_is_not_used() {
 
 #[test]
 fn a_read_only_mount_uses_a_snapshot_and_keeps_it_and_a_mount_that_writes_voids_it_first() {
-    let ram = ended();
+    let ram = make_ended();
     let before = superblock(&ram);
-    seen(&ram);
+    describe_all(&ram);
     assert_eq!(superblock(&ram), before);
     let sim = SimDevice::from_ram(&ram, 1);
     let (fs, _) = open(sim.clone(), CommitRules::ALL);
-    assert_eq!(superblock(&sim.now()).snapshot, None);
+    assert_eq!(superblock(&sim.copy_present()).snapshot, None);
     // The snapshot is void even if only an older copy of the superblock is left.
     let mut header = vec![1; BLOCK];
-    BlockingQueue::new(&sim.now())
+    BlockingQueue::new(&sim.copy_present())
         .unwrap()
         .read(before.snapshot.unwrap().block, &mut header)
         .unwrap();
@@ -315,5 +318,5 @@ fn a_read_only_mount_uses_a_snapshot_and_keeps_it_and_a_mount_that_writes_voids_
     fs.abandon();
     let (fs, _) = open(sim.clone(), WITHOUT);
     drop(fs);
-    assert_eq!(superblock(&sim.now()).snapshot, None);
+    assert_eq!(superblock(&sim.copy_present()).snapshot, None);
 }

@@ -10,8 +10,8 @@ use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, RenameFlags, SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::queues::shared;
-use super::{OPTIONS, cx, device, fresh, list, name, node, open, open_with};
+use super::queues::make_shared_options;
+use super::{OPTIONS, cx, device, list, make_fresh, name, node, open, open_with};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check};
 
@@ -51,12 +51,12 @@ impl ThreadWorkload<'_> {
         (if at.0 { self.shared } else { self.own }, text_of(self.thread, at))
     }
 
-    fn at(&mut self) -> ThreadName {
+    fn choose_name(&mut self) -> ThreadName {
         (self.random.bool(), self.random.u8(..5))
     }
 
     fn step(&mut self) {
-        let (from, to) = (self.at(), self.at());
+        let (from, to) = (self.choose_name(), self.choose_name());
         let ((dir, text), (other, new)) = (self.place(from), self.place(to));
         let (text, new, cx) = (name(&text), name(&new), cx());
         let (here, there) = (self.state.get(&from).copied(), self.state.get(&to).copied());
@@ -132,7 +132,7 @@ impl ThreadWorkload<'_> {
 }
 
 /// The names of each thread that a mounted file system has.
-fn found(fs: &Uhs) -> Vec<ThreadNames> {
+fn list_names(fs: &Uhs) -> Vec<ThreadNames> {
     let look_up = |dir: Ino, text: &str| {
         let entry = fs.lookup(&cx(), dir, name(text)).unwrap();
         fs.forget(entry.ino, 1);
@@ -164,7 +164,7 @@ fn run(seed: u64, rules: CommitRules) -> Result<usize, String> {
 }
 
 fn run_with(options: UhsOptions, seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let ram = fresh();
+    let ram = make_fresh();
     let sim = device(&ram, seed);
     let (fs, _) = open_with(sim.clone(), options, rules);
     let dir = |text: &str| fs.mkdir(&cx(), Ino::ROOT, name(text), &node(FileKind::Directory));
@@ -186,7 +186,7 @@ fn run_with(options: UhsOptions, seed: u64, rules: CommitRules) -> Result<usize,
     });
     let now: Vec<ThreadNames> =
         played.iter().map(|played| played.states[OPERATIONS].clone()).collect();
-    assert_eq!(found(&fs), now);
+    assert_eq!(list_names(&fs), now);
     fs.abandon();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judged = 0;
@@ -201,7 +201,7 @@ fn run_with(options: UhsOptions, seed: u64, rules: CommitRules) -> Result<usize,
         if !report.problems.is_empty() || !problems.is_empty() {
             return Err(format!("seed {seed}, event {}: {:?}", cut.event_index(), report.problems));
         }
-        for (thread, (found, played)) in found(&fs).iter().zip(&played).enumerate() {
+        for (thread, (found, played)) in list_names(&fs).iter().zip(&played).enumerate() {
             let durable = played.synced.iter().filter(|(events, _)| *events <= cut.event_index());
             let durable = durable.map(|(_, state)| *state).max().unwrap_or(0);
             if !played.states[durable..].contains(found) {
@@ -223,7 +223,9 @@ fn after_a_power_failure_the_names_of_each_thread_are_those_after_one_of_its_ope
 
 #[test]
 fn the_names_of_each_thread_survive_when_threads_share_queues() {
-    let run = |seed| run_with(shared(seed), seed, RULES).unwrap_or_else(|why| panic!("{why}"));
+    let run = |seed| {
+        run_with(make_shared_options(seed), seed, RULES).unwrap_or_else(|why| panic!("{why}"))
+    };
     let judged: usize = (0..36).map(run).sum();
     assert!(judged > 900, "{judged} states");
 }
@@ -236,7 +238,7 @@ fn the_suite_of_threads_notices_groups_that_are_not_counted() {
 
 #[test]
 fn a_name_that_is_replaced_never_misses() {
-    let (fs, _) = open(fresh(), RULES);
+    let (fs, _) = open(make_fresh(), RULES);
     let make = |text: &str| {
         let made = fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
         fs.forget(made.ino, 1);
@@ -262,7 +264,7 @@ fn a_name_that_is_replaced_never_misses() {
 
 #[test]
 fn directories_that_threads_move_into_each_other_stay_a_tree() {
-    let ram = fresh();
+    let ram = make_fresh();
     let (fs, _) = open(ram.clone(), RULES);
     let dir = |parent: Ino, text: &str| {
         fs.mkdir(&cx(), parent, name(text), &node(FileKind::Directory)).unwrap().ino

@@ -9,7 +9,7 @@ use defuse_fs::source::NewestChanges;
 use defuse_fs::source::NoWatch;
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr};
 
-use super::{cx, fresh, list, name, node, open, random};
+use super::{cx, list, make_fresh, name, node, open, random};
 use crate::commit::{CommitRules, ScannedSlot};
 use crate::store::survey_with_slots;
 use crate::{RepairAction, StoreError, check, repair};
@@ -25,7 +25,7 @@ struct UnreadableSlotDevice {
 
 impl UnreadableSlotDevice {
     fn new() -> UnreadableSlotDevice {
-        let ram = fresh();
+        let ram = make_fresh();
         let (fs, _) = open(ram.clone(), CommitRules::ALL);
         let make =
             |text| fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap().ino;
@@ -93,7 +93,7 @@ impl UnreadableSlotDevice {
 #[test]
 fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
     let failing = UnreadableSlotDevice::new();
-    let before = failing.sim.now();
+    let before = failing.sim.copy_present();
     let error = repair(&failing.device(), None, random()).unwrap_err();
     let StoreError::Doubtful(doubt) = &error else { panic!("{error}") };
     assert_eq!(doubt.unreadable, [failing.block]);
@@ -111,7 +111,7 @@ fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
         defuse_block::BlockingQueue::new(ram).unwrap().read(0, &mut all).unwrap();
         all
     };
-    assert!(bytes(&before) == bytes(&failing.sim.now()));
+    assert!(bytes(&before) == bytes(&failing.sim.copy_present()));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, Result, SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{EARLY, OPTIONS, contents, cx, fresh, name, node, random};
+use super::{EARLY, OPTIONS, contents, cx, make_fresh, name, node, random};
 use crate::commit::CommitRules;
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::COPIES;
@@ -17,7 +17,7 @@ use crate::{Uhs, UhsOptions, check};
 
 /// A device, and a file system on it.
 fn new(dirty_pages: usize, rules: CommitRules) -> (SimDevice, Uhs) {
-    let sim = SimDevice::from_ram(&fresh(), 1);
+    let sim = SimDevice::from_ram(&make_fresh(), 1);
     let options = UhsOptions { dirty_pages, ..OPTIONS };
     let (fs, _) = Uhs::open_by(Arc::new(sim.clone()), options, rules, random()).unwrap();
     (sim, fs)
@@ -55,7 +55,7 @@ fn fsync(fs: &Uhs, ino: Ino) -> Result<()> {
 
 /// Checks that the present device has no damage, and these bytes in the file.
 fn expect(sim: &SimDevice, ino: Ino, bytes: &[u8]) {
-    let ram = Arc::new(sim.now());
+    let ram = Arc::new(sim.copy_present());
     assert_eq!(check(&(ram.clone() as Arc<dyn BlockDevice>)).unwrap().problems, []);
     let (fs, problems) = Uhs::open(ram, OPTIONS, random()).unwrap();
     assert_eq!(
@@ -107,7 +107,7 @@ fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on()
             assert_eq!(fsync(&fs, good), Ok(()));
             expect(&sim, good, format!("{round}").as_bytes());
         }
-        assert_eq!(fs.detached(defuse_fs::Origin::NONE), Err(Errno::EIO), "an unmount says so");
+        assert_eq!(fs.detach(defuse_fs::Origin::NONE), Err(Errno::EIO), "an unmount says so");
         assert!(!fs.engine().is_read_only());
         let bytes = [vec![1; 20_000], vec![2; 50_000]].concat();
         assert!(contents(&fs, file, 70_000) == bytes, "readers see what was written");

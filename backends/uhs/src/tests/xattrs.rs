@@ -8,7 +8,7 @@ use defuse_fs::{
     Errno, FileKind, FileSystem, Ino, NewNode, Result, SetXattrFlags, Xattr, XattrName,
 };
 
-use super::{OPTIONS, cx, fresh, list, name, node, open, random};
+use super::{OPTIONS, cx, list, make_fresh, name, node, open, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check};
 
@@ -37,7 +37,7 @@ fn make(fs: &Uhs, text: &str, kind: FileKind) -> Ino {
 }
 
 /// Owner rwx, user 5 r-x, group r--, mask rwx, other nothing.
-fn an_acl() -> Vec<u8> {
+fn make_acl() -> Vec<u8> {
     let entries =
         [(1, 7, u32::MAX), (2, 5, 5), (4, 4, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)];
     let mut bytes = 2u32.to_le_bytes().to_vec();
@@ -96,7 +96,7 @@ fn attributes_of_any_size_survive_a_mount() {
 
 #[test]
 fn the_attributes_of_an_inode_are_bounded() {
-    let (fs, _) = open(fresh(), CommitRules::ALL);
+    let (fs, _) = open(make_fresh(), CommitRules::ALL);
     let ino = make(&fs, "file", FileKind::Regular);
     assert_eq!(set(&fs, ino, "user.large", &vec![0; 65_537]), Err(Errno::E2BIG));
     assert_eq!(set(&fs, ino, "user.", b""), Err(Errno::EINVAL));
@@ -111,7 +111,7 @@ fn the_attributes_of_an_inode_are_bounded() {
 /// read-only.
 #[test]
 fn attributes_take_space_that_is_promised_when_they_are_set() {
-    let disk = fresh();
+    let disk = make_fresh();
     let (fs, _) = open(disk.clone(), CommitRules::ALL);
     let free = || fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
     let before = free();
@@ -140,14 +140,14 @@ fn attributes_take_space_that_is_promised_when_they_are_set() {
 
 #[test]
 fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
-    let disk = fresh();
+    let disk = make_fresh();
     let (fs, _) = open(disk.clone(), CommitRules::ALL);
     let dir = make(&fs, "dir", FileKind::Directory);
-    set(&fs, dir, DEFAULT, &an_acl()).unwrap();
+    set(&fs, dir, DEFAULT, &make_acl()).unwrap();
     let file = make(&fs, "file", FileKind::Regular);
-    assert_eq!(set(&fs, file, DEFAULT, &an_acl()), Err(Errno::EACCES));
+    assert_eq!(set(&fs, file, DEFAULT, &make_acl()), Err(Errno::EACCES));
     assert_eq!(set(&fs, file, ACCESS, b"bad"), Err(Errno::EINVAL));
-    set(&fs, file, ACCESS, &an_acl()).unwrap();
+    set(&fs, file, ACCESS, &make_acl()).unwrap();
     assert_eq!(fs.getattr(&cx(), file, None).unwrap().perm, 0o770);
     fs.syncfs(&cx()).unwrap();
     drop(fs);
@@ -164,7 +164,7 @@ fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
     assert_eq!(problems, []);
     let acl = |ino, name| Acl::parse(&get(&fs, ino, name).unwrap()).unwrap().unwrap();
     assert_eq!(acl(made.ino, ACCESS).perm(), 0o660);
-    assert_eq!(get(&fs, below.ino, DEFAULT).unwrap(), an_acl());
+    assert_eq!(get(&fs, below.ino, DEFAULT).unwrap(), make_acl());
     // The mask takes the bits of the group.
     assert_eq!((acl(file, ACCESS).perm(), get(&fs, file, ACCESS).unwrap().len()), (0o640, 44));
 }
@@ -172,7 +172,7 @@ fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
 /// A program with capabilities must not keep them when others write to it.
 #[test]
 fn capabilities_of_a_program_go_with_a_write_and_with_a_change_of_owner() {
-    let (fs, _) = open(fresh(), CommitRules::ALL);
+    let (fs, _) = open(make_fresh(), CommitRules::ALL);
     let ino = make(&fs, "file", FileKind::Regular);
     let gone = |set_to: defuse_fs::SetAttr| {
         set(&fs, ino, "security.capability", b"c").unwrap();

@@ -151,7 +151,7 @@ impl TraceStage<'_> {
             ServerProcess::start_with(self.program, &options, source.as_ref(), &self.socket)?;
         let start = || ReaderProcess::start(&self.socket);
         let mut readers = (0..self.layout.users()).map(|_| start()).collect::<Result<Vec<_>>>()?;
-        let begun = ServerFigures::first(self)?;
+        let begun = ServerFigures::measure_first(self)?;
         let (warm, uses) = self.layout.uses.split_at(warm(self.layout.uses.len()));
         let mut replayed = self.replay_uses(&mut readers, warm)?;
         let warmed = ServerFigures::take(self)?;
@@ -198,7 +198,7 @@ struct ServerFigures {
 
 impl ServerFigures {
     /// The figures of a server that has just begun: it listens a moment before `defuse stat` finds it.
-    fn first(stage: &TraceStage<'_>) -> Result<ServerFigures> {
+    fn measure_first(stage: &TraceStage<'_>) -> Result<ServerFigures> {
         let begun = Instant::now();
         loop {
             match ServerFigures::take(stage) {

@@ -145,7 +145,7 @@ impl ReaderClient {
         let remote = RemoteClient::connect(socket, options)?;
         let client = DirectClient::new(defuse_direct::ClientOptions::default());
         client.mount(NAME, Arc::new(remote), &ClientMountArgs::default())?;
-        Ok(ReaderClient { client, task: ClientTask::of_this_process()?, open: HashMap::new() })
+        Ok(ReaderClient { client, task: ClientTask::for_this_process()?, open: HashMap::new() })
     }
 
     fn perform(&mut self, turn: &str) -> Result<u64> {

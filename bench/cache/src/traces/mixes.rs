@@ -29,7 +29,7 @@ fn size(maker: &mut TraceMaker) -> u64 {
 pub fn webserver(maker: &mut TraceMaker) {
     let files = maker.extents();
     let sizes: Vec<u64> = (0..files).map(|_| size(maker)).collect();
-    maker.named("8 processes, webserver", TraceOverlap::Shared, 0);
+    maker.set_name("8 processes, webserver", TraceOverlap::Shared, 0);
     maker.trace.bytes = sizes.iter().sum();
     let zipf = ZipfDistribution::new(files as usize, 0.8);
     let mut logged = [0_u64; USERS as usize];
@@ -49,7 +49,7 @@ pub fn webserver(maker: &mut TraceMaker) {
 /// Each process has a box of its own: mails are written, read soon, read again at times, and removed.
 pub fn varmail(maker: &mut TraceMaker) {
     let files = (maker.extents() / u64::from(USERS)).max(4) as usize;
-    maker.named("8 processes, varmail", TraceOverlap::None, 0);
+    maker.set_name("8 processes, varmail", TraceOverlap::None, 0);
     let mut boxes: Vec<VecDeque<(u64, u64)>> = vec![VecDeque::new(); USERS as usize];
     let mut next = 0;
     while maker.is_short() {

@@ -17,19 +17,19 @@ fn zipf(maker: &mut TraceMaker, s: f64) {
 }
 
 pub fn zipf_flat(maker: &mut TraceMaker) {
-    maker.named("one process, Zipf 0.7", TraceOverlap::None, maker.extents());
+    maker.set_name("one process, Zipf 0.7", TraceOverlap::None, maker.extents());
     zipf(maker, 0.7);
 }
 
 pub fn zipf_steep(maker: &mut TraceMaker) {
-    maker.named("one process, Zipf 1.0", TraceOverlap::None, maker.extents());
+    maker.set_name("one process, Zipf 1.0", TraceOverlap::None, maker.extents());
     zipf(maker, 1.0);
 }
 
 /// Ten times, other extents become popular.
 pub fn shifting(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, Zipf 0.9 that shifts", TraceOverlap::None, extents);
+    maker.set_name("one process, Zipf 0.9 that shifts", TraceOverlap::None, extents);
     let zipf = ZipfDistribution::new(extents as usize, 0.9);
     while maker.is_short() {
         let phase = (maker.trace.steps.len() * 10 / maker.uses) as u64;
@@ -39,9 +39,9 @@ pub fn shifting(maker: &mut TraceMaker) {
 }
 
 /// Half of all uses belong to scans, which never come back.
-pub fn scans(maker: &mut TraceMaker) {
+pub fn add_scans(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, Zipf 0.9 and scans", TraceOverlap::None, extents);
+    maker.set_name("one process, Zipf 0.9 and scans", TraceOverlap::None, extents);
     let zipf = ZipfDistribution::new(extents as usize, 0.9);
     let mut file = ONCE;
     while maker.is_short() {
@@ -55,18 +55,18 @@ pub fn scans(maker: &mut TraceMaker) {
     }
 }
 
-pub fn looping(maker: &mut TraceMaker) {
+pub fn add_loops(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, a loop", TraceOverlap::None, extents);
+    maker.set_name("one process, a loop", TraceOverlap::None, extents);
     while maker.is_short() {
         (0..extents).for_each(|index| maker.use_extent(0, COMMON, index));
     }
 }
 
 /// Loops over files of a 64th, a 16th and a quarter of all extents, and random uses of the rest.
-pub fn loops_of_lengths(maker: &mut TraceMaker) {
+pub fn add_loops_of_lengths(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, loops of several lengths", TraceOverlap::None, extents);
+    maker.set_name("one process, loops of several lengths", TraceOverlap::None, extents);
     let lengths = [extents / 64, extents / 16, extents / 4].map(|length| length.max(1));
     let mut at = [0_u64; 3];
     let zipf = ZipfDistribution::new((extents - lengths.iter().sum::<u64>()) as usize, 0.8);
@@ -85,7 +85,7 @@ pub fn loops_of_lengths(maker: &mut TraceMaker) {
 }
 
 /// Each process uses its own files, and common ones with this probability.
-fn overlapping(maker: &mut TraceMaker, common: f64) {
+fn add_overlapping(maker: &mut TraceMaker, common: f64) {
     let extents = maker.extents();
     let part = (extents as f64 * common) as usize;
     let own = (extents as usize - part) / USERS as usize;
@@ -104,30 +104,30 @@ fn overlapping(maker: &mut TraceMaker, common: f64) {
 }
 
 pub fn eight_apart(maker: &mut TraceMaker) {
-    maker.named("8 processes, nothing in common", TraceOverlap::None, maker.extents());
-    overlapping(maker, 0.0);
+    maker.set_name("8 processes, nothing in common", TraceOverlap::None, maker.extents());
+    add_overlapping(maker, 0.0);
 }
 
 pub fn common_quarter(maker: &mut TraceMaker) {
-    maker.named("8 processes, 25 % in common", TraceOverlap::Shared, maker.extents());
-    overlapping(maker, 0.25);
+    maker.set_name("8 processes, 25 % in common", TraceOverlap::Shared, maker.extents());
+    add_overlapping(maker, 0.25);
 }
 
 pub fn common_half(maker: &mut TraceMaker) {
-    maker.named("8 processes, 50 % in common", TraceOverlap::Shared, maker.extents());
-    overlapping(maker, 0.5);
+    maker.set_name("8 processes, 50 % in common", TraceOverlap::Shared, maker.extents());
+    add_overlapping(maker, 0.5);
 }
 
 pub fn common_most(maker: &mut TraceMaker) {
-    maker.named("8 processes, 75 % in common", TraceOverlap::Shared, maker.extents());
-    overlapping(maker, 0.75);
+    maker.set_name("8 processes, 75 % in common", TraceOverlap::Shared, maker.extents());
+    add_overlapping(maker, 0.75);
 }
 
 /// The case of the paper: a process goes over an own file of 16 extents four times and never again, while common files
 /// are read by one process after another.
-pub fn passes(maker: &mut TraceMaker) {
+pub fn add_passes(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("8 processes, own files in passes, common ones", TraceOverlap::Shared, extents);
+    maker.set_name("8 processes, own files in passes, common ones", TraceOverlap::Shared, extents);
     let zipf = ZipfDistribution::new(extents as usize, 0.8);
     let mut file = ONCE;
     let mut at = [(0_u64, 0_u64); USERS as usize];
@@ -151,7 +151,7 @@ pub fn passes(maker: &mut TraceMaker) {
 /// All processes walk the same tree from different places, like builds of one project, and read and write own files.
 pub fn walk_one_tree(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("8 processes, walks of one tree, own files", TraceOverlap::Shared, extents);
+    maker.set_name("8 processes, walks of one tree, own files", TraceOverlap::Shared, extents);
     let (tree, own) = (extents / 4, extents * 3 / 4 / u64::from(USERS));
     let zipf = ZipfDistribution::new(own.max(1) as usize, 0.8);
     let mut at: Vec<u64> = (0..USERS).map(|user| tree * u64::from(user) / 8).collect();

@@ -41,7 +41,7 @@ pub(super) fn open(source: &OsString, plan: &WorkloadPlan) -> Result<DirectDrive
 fn common_directory(plan: &WorkloadPlan) -> Result<PathBuf> {
     let mut common: Option<PathBuf> = None;
     for set in &plan.filesets {
-        let path = std::path::absolute(&set.path).map_err(CommandFailure::failed)?;
+        let path = std::path::absolute(&set.path).map_err(CommandFailure::from_error)?;
         common = Some(match common {
             None => path,
             Some(before) => {

@@ -154,7 +154,7 @@ mod tests {
             runs: vec![CommandRun { seconds, ..run(&[(Op::LOOKUP, 200, 0)]) }],
         };
         assert!(
-            select_for_run(&series(2.0), &series(1.0), &StudyConfig::named("default").unwrap())
+            select_for_run(&series(2.0), &series(1.0), &StudyConfig::from_name("default").unwrap())
                 .is_empty()
         );
     }

@@ -176,7 +176,7 @@ pub fn advise(options: &AdviseOptions, tell: &mut dyn FnMut(&str)) -> Result<Adv
         changes: false,
         pristine: None,
     };
-    stand.fresh_copy()?;
+    stand.make_fresh_copy()?;
     let native = StudyConfig::native();
     // A first run, which loads programs and libraries into memory, and natively the files, too.
     stand.run(&native)?;
@@ -222,7 +222,7 @@ impl AdviceRunner<'_> {
         self.work.path().join("copy")
     }
 
-    fn fresh_copy(&mut self) -> Result<()> {
+    fn make_fresh_copy(&mut self) -> Result<()> {
         copy::make(&self.options.dir, &self.copy())?;
         self.pristine = Some(copy::TreeFingerprint::from_tree(&self.copy())?);
         Ok(())
@@ -235,16 +235,16 @@ impl AdviceRunner<'_> {
             caches::sync(&self.copy())?;
             fs::write("/proc/sys/vm/drop_caches", "3").context("caches could not be dropped")?;
         }
-        let run = self.measured(config).with_context(|| format!("on {}", config.name))?;
+        let run = self.measure(config).with_context(|| format!("on {}", config.name))?;
         let after = copy::TreeFingerprint::from_tree(&self.copy())?;
         if self.pristine.as_ref() != Some(&after) {
             self.changes = true;
-            self.fresh_copy()?;
+            self.make_fresh_copy()?;
         }
         Ok(run)
     }
 
-    fn measured(&mut self, config: &StudyConfig) -> Result<CommandRun> {
+    fn measure(&mut self, config: &StudyConfig) -> Result<CommandRun> {
         let source = self.copy();
         let mountpoint = self.work.path().join("mnt");
         let place = MountPaths {
@@ -265,7 +265,7 @@ impl AdviceRunner<'_> {
         let mut run = self.command(root)?;
         let after = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
         if let (Some(mount), Some(before)) = (&mount, daemon_before) {
-            run.daemon_ns = cpu::ProcessCpuTime::read(mount.pid()).used_since(&before);
+            run.daemon_ns = cpu::ProcessCpuTime::read(mount.pid()).usage_since(&before);
         }
         run.kernel = watch.end()?.snapshot;
         run.daemon = after.zip(before).map(|(after, before)| after.delta_since(&before));

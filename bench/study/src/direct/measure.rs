@@ -39,7 +39,7 @@ pub fn run(options: &DirectOptions, tell: &mut dyn FnMut(&str)) -> Result<Direct
     for path in check::clear_directories(&options.work, WORK_PREFIX) {
         tell(&format!("removed the remains of an earlier measurement: {}", path.display()));
     }
-    let mut results = beginning(options, libfuse.as_deref());
+    let mut results = begin_results(options, libfuse.as_deref());
     for left_out in &results.left_out {
         tell(&format!("left out: {left_out}"));
     }
@@ -88,7 +88,7 @@ fn check_requirements(options: &DirectOptions) -> Result<Option<std::path::PathB
     ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
     check::space(&options.work, places::image_bytes(options), "--work")?;
     let needed = places::ram_bytes(options) + options.scale.file_bytes;
-    if let Some(available) = available_memory() {
+    if let Some(available) = read_available_memory() {
         ensure!(
             available > needed,
             "{} MiB of memory are available, and {} MiB are needed for files on tmpfs: free memory, or use --scale tiny",
@@ -100,17 +100,17 @@ fn check_requirements(options: &DirectOptions) -> Result<Option<std::path::PathB
 }
 
 /// Available memory in bytes.
-pub(crate) fn available_memory() -> Option<u64> {
-    available_in(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+pub(crate) fn read_available_memory() -> Option<u64> {
+    parse_available(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
 /// Available memory in bytes, from the contents of `/proc/meminfo`.
-fn available_in(meminfo: &str) -> Option<u64> {
+fn parse_available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn beginning(options: &DirectOptions, libfuse: Option<&Path>) -> DirectResults {
+fn begin_results(options: &DirectOptions, libfuse: Option<&Path>) -> DirectResults {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let left_out = if libfuse.is_some() {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn available_memory_comes_from_meminfo() {
-        assert_eq!(available_in("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
-        assert_eq!(available_in("MemFree: 1 kB\n"), None);
+        assert_eq!(parse_available("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
+        assert_eq!(parse_available("MemFree: 1 kB\n"), None);
     }
 }

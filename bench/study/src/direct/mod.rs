@@ -17,7 +17,7 @@ pub mod worker;
 
 use std::path::PathBuf;
 
-pub(crate) use measure::available_memory;
+pub(crate) use measure::read_available_memory;
 pub use measure::run;
 pub(crate) use report::goal_rows;
 pub use report::{html, write as write_report};
@@ -67,7 +67,7 @@ impl DirectScale {
     }
 
     /// The amount of work by name.
-    pub fn named(name: &str) -> Result<DirectScale, String> {
+    pub fn from_name(name: &str) -> Result<DirectScale, String> {
         match name {
             "full" => Ok(DirectScale::full()),
             "tiny" => Ok(DirectScale::tiny()),

@@ -75,7 +75,7 @@ pub struct DirectSetup {
 impl DirectSetup {
     /// Creates, mounts and starts everything.
     pub fn set(options: &DirectOptions, libfuse: Option<&Path>) -> Result<DirectSetup> {
-        let work = StudyDirectory::called(&options.work, WORK_PREFIX)?;
+        let work = StudyDirectory::create_named(&options.work, WORK_PREFIX)?;
         let mut device = StudyDevice::create(work.path(), image_bytes(options), 1024)?;
         device.format()?;
         let ram = TmpfsMount::mount(&work.path().join("tmpfs"), ram_bytes(options))?;

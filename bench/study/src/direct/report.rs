@@ -128,7 +128,7 @@ fn draw_bars(rows: &[(&str, QuartileSummary)], what: &str, unit: impl Fn(f64) ->
         let value = format!("{} ±{:.0} %", unit(summary.median), 100.0 * summary.spread());
         let parts = [BarPart { value: summary.median, class: colour(target) }];
         let label = format!("{what}, {target}: {value}");
-        text.push_str(&line(target, &plot::stacked(&parts, most, &label), &value));
+        text.push_str(&line(target, &plot::draw_stacked(&parts, most, &label), &value));
     }
     text
 }

@@ -150,7 +150,7 @@ fn perform(
 ) -> Result<WorkerMeasurement> {
     ensure!((1..=MOST).contains(&order.block), "a block of {} bytes is not possible", order.block);
     pin_to_processor(order.cpu)?;
-    let block = aligned(memory, order.block as usize);
+    let block = align(memory, order.block as usize);
     let of_server = || server.map_or(ContextSwitches::default(), ContextSwitches::read);
     let (server_before, before) = (of_server(), ContextSwitches::read("self"));
     let (mut ns, mut passes) = (u64::MAX, 0);
@@ -204,7 +204,7 @@ fn pass(file: &mut dyn MeasuredCalls, order: WorkerOrder, block: &mut [u8]) -> R
 }
 
 /// Aligned memory. Its bytes are not zero, so that no file system turns them into holes.
-fn aligned(memory: &mut Vec<u8>, len: usize) -> &mut [u8] {
+fn align(memory: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if memory.len() < len + ALIGN {
         memory.resize(len + ALIGN, 0x5a);
     }
@@ -253,7 +253,7 @@ mod tests {
     fn buffers_begin_on_an_aligned_address() {
         let mut memory = Vec::new();
         for len in [1, 5000, 4096] {
-            let block = aligned(&mut memory, len);
+            let block = align(&mut memory, len);
             assert_eq!((block.as_ptr().align_offset(ALIGN), block.len()), (0, len));
         }
     }

@@ -75,7 +75,7 @@ impl VolumeKind {
     /// # Errors
     ///
     /// A message for the user if there is none.
-    pub fn named(name: &str) -> Result<VolumeKind, String> {
+    pub fn from_name(name: &str) -> Result<VolumeKind, String> {
         let found = VolumeKind::ALL.into_iter().find(|place| place.name() == name);
         found.ok_or_else(|| format!("there is no volume {name:?}: write dist, repl, graph or slow"))
     }
@@ -352,6 +352,6 @@ mod tests {
                 assert_eq!(count, 1, "{key} of {}", volume.name);
             }
         }
-        assert!(VolumeKind::named("other").unwrap_err().contains("write dist"));
+        assert!(VolumeKind::from_name("other").unwrap_err().contains("write dist"));
     }
 }

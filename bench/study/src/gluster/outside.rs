@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::command::{self, find_own_program};
-use defuse_measure::gluster::{GlusterServers, why_not};
+use defuse_measure::gluster::{GlusterServers, unavailable_reason};
 use serde::{Deserialize, Serialize};
 
 use super::GlusterStudyOptions;
@@ -44,7 +44,7 @@ pub fn run(options: &GlusterStudyOptions, tell: &mut dyn FnMut(&str)) -> Result<
     let volumes: Vec<_> = options.choice.places.iter().filter_map(|place| place.volume()).collect();
     tell(&format!("{} measurements", count(options)));
     let servers = GlusterServers::with(&volumes)?;
-    let order = InsideOrder { options: options.clone(), results: beginning(options) };
+    let order = InsideOrder { options: options.clone(), results: begin_results(options) };
     let mut inside = servers.command_within(&find_own_program()?);
     inside.arg("bench-gluster").arg(serde_json::to_string(&order)?);
     // Ctrl-C reaches this process alone, which ends the other one by the end of its input.
@@ -74,7 +74,7 @@ pub fn run(options: &GlusterStudyOptions, tell: &mut dyn FnMut(&str)) -> Result<
 
 /// Checks the requirements before creating anything.
 fn check_requirements(options: &GlusterStudyOptions) -> Result<()> {
-    if let Some(reason) = why_not() {
+    if let Some(reason) = unavailable_reason() {
         bail!(
             "{reason}: install the packages glusterfs-server and glusterfs-cli, and run it as root"
         );
@@ -86,7 +86,7 @@ fn check_requirements(options: &GlusterStudyOptions) -> Result<()> {
     ensure!(options.file_bytes >= 1 << 20, "--file-size is at least 1 MiB, the largest request");
     ensure!(count(options) > 0, "--only leaves no case: names are like randread-4k-sync-32");
     let needed = memory(options);
-    let available = crate::direct::available_memory();
+    let available = crate::direct::read_available_memory();
     ensure!(
         available.is_none_or(|available| available > needed),
         "{} MiB of memory are needed for bricks: use a smaller --file-size or fewer --jobs",
@@ -116,7 +116,7 @@ fn memory(options: &GlusterStudyOptions) -> u64 {
     options.choice.places.iter().map(of).sum()
 }
 
-fn beginning(options: &GlusterStudyOptions) -> GlusterResults {
+fn begin_results(options: &GlusterStudyOptions) -> GlusterResults {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     GlusterResults {

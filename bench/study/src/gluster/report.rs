@@ -249,7 +249,7 @@ fn draw_loads(results: &GlusterResults, case: GlusterCase) -> String {
             told.join(", "),
             format_rate(case, rate.median)
         );
-        text.push_str(&line(target, &plot::stacked(&parts, most, &label), &value));
+        text.push_str(&line(target, &plot::draw_stacked(&parts, most, &label), &value));
     }
     text
 }
@@ -276,7 +276,7 @@ fn draw_bars(results: &GlusterResults, case: GlusterCase) -> String {
         let value = format!("{} ±{:.0} %", format_rate(case, rate.median), 100.0 * rate.spread());
         let parts = [BarPart { value: rate.median, class: colour(results, target) }];
         let label = format!("{}, {target}: {value}", case.name());
-        text.push_str(&line(target, &plot::stacked(&parts, most, &label), &value));
+        text.push_str(&line(target, &plot::draw_stacked(&parts, most, &label), &value));
     }
     text
 }

@@ -84,9 +84,8 @@ impl TargetShell {
         patience: Duration,
         interrupt: &InterruptFlag,
     ) -> Result<String> {
-        let quoted: Vec<String> =
-            words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
-        let (program, output) = (quoted.join(" "), quoted_path(&self.output));
+        let quoted: Vec<String> = words.iter().map(|word| quote(&word.to_string_lossy())).collect();
+        let (program, output) = (quoted.join(" "), quote_path(&self.output));
         self.seen = fs::metadata(&self.log).map_or(0, |log| log.len() as usize);
         // If the shell has ended, the error is reported below, with its output.
         let _ = writeln!(self.orders, "{program} >{output} </dev/null; echo $?");
@@ -131,11 +130,11 @@ impl Drop for TargetShell {
     }
 }
 
-fn quoted_path(path: &Path) -> String {
-    quoted(&path.to_string_lossy())
+fn quote_path(path: &Path) -> String {
+    quote(&path.to_string_lossy())
 }
 
-fn quoted(word: &str) -> String {
+fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 

@@ -239,7 +239,7 @@ impl<'a> VolumeTargets<'a> {
         let after =
             (ThreadClocks::read(client), cpu::ProcessCpuTime::read(client), clocks(&servers));
         let servers_ns =
-            before.2.iter().zip(&after.2).map(|(before, after)| after.used_since(before));
+            before.2.iter().zip(&after.2).map(|(before, after)| after.usage_since(before));
         Ok(GlusterCell {
             case,
             target: target.name.clone(),
@@ -249,8 +249,8 @@ impl<'a> VolumeTargets<'a> {
             bytes: figures.bytes,
             ns: figures.ns,
             app_ns: figures.app_ns,
-            client_ns: after.1.used_since(&before.1),
-            threads: after.0.used_since(&before.0),
+            client_ns: after.1.usage_since(&before.1),
+            threads: after.0.usage_since(&before.0),
             servers_ns: servers_ns.sum(),
             latency: figures.latency,
         })

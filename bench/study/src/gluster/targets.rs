@@ -58,7 +58,7 @@ impl GlusterTargetSpec {
     /// # Errors
     ///
     /// A message for the user if there is none.
-    pub fn named(name: &str) -> Result<GlusterTargetSpec, String> {
+    pub fn from_name(name: &str) -> Result<GlusterTargetSpec, String> {
         let mount = |words: &[&str]| {
             VolumeAccess::Mount(words.iter().map(|&word| word.to_owned()).collect())
         };
@@ -91,7 +91,7 @@ impl GlusterTargetSpec {
             .split_once('=')
             .filter(|(name, options)| !name.is_empty() && !options.is_empty())
             .ok_or_else(|| format!("{text:?} is no variant: write NAME=OPTIONS"))?;
-        if GlusterTargetSpec::named(name).is_ok() {
+        if GlusterTargetSpec::from_name(name).is_ok() {
             return Err(format!("{name} is a target already: choose another name"));
         }
         let how = VolumeAccess::Mount(vec!["-o".to_owned(), options.to_owned()]);
@@ -198,12 +198,15 @@ mod tests {
     #[test]
     fn targets_have_names() {
         for name in ALL {
-            assert_eq!(GlusterTargetSpec::named(name).unwrap().name, name);
+            assert_eq!(GlusterTargetSpec::from_name(name).unwrap().name, name);
         }
-        assert_eq!(GlusterTargetSpec::named("native-16").unwrap().how, VolumeAccess::Native(16));
+        assert_eq!(
+            GlusterTargetSpec::from_name("native-16").unwrap().how,
+            VolumeAccess::Native(16)
+        );
         for name in ["native-0", "native-65", "native", "other"] {
             assert!(
-                GlusterTargetSpec::named(name).unwrap_err().contains("write native-1, "),
+                GlusterTargetSpec::from_name(name).unwrap_err().contains("write native-1, "),
                 "{name}"
             );
         }
@@ -228,7 +231,7 @@ mod tests {
             program: Path::new("/bin/defuse"),
             work: Path::new("/w"),
         };
-        let spec = |name| GlusterTargetSpec::named(name).unwrap();
+        let spec = |name| GlusterTargetSpec::from_name(name).unwrap();
         let dist = paths(VolumeKind::Dist);
         assert_eq!(
             text(dist.daemon(&spec("paper")).unwrap()),

@@ -39,7 +39,7 @@ impl ProgramsScale {
     /// # Errors
     ///
     /// A message for the user if there is no such size.
-    pub fn named(name: &str) -> Result<ProgramsScale, String> {
+    pub fn from_name(name: &str) -> Result<ProgramsScale, String> {
         let (files, modules, sources) = match name {
             "full" => (20_000, 500, 40),
             "quick" => (4_000, 100, 8),
@@ -164,7 +164,7 @@ pub fn run(options: &ProgramsOptions, progress: &mut dyn FnMut(&str)) -> Result<
         progress("counting system calls");
         for target in &targets {
             run_once(target, &place, Some(&place.counts_path()))?;
-            let counted = script::counted(&place.counts_path())?;
+            let counted = script::read_counts(&place.counts_path())?;
             results.system_calls.insert(target.name.to_owned(), counted);
         }
     }
@@ -203,7 +203,7 @@ fn run_once(
     place: &tree::ProgramsDirectory,
     counts: Option<&Path>,
 ) -> Result<Vec<script::ProgramTimes>> {
-    let (lower, mounted) = (place.fresh()?, place.mounted());
+    let (lower, mounted) = (place.make_empty()?, place.mounted());
     let source = |kind: &'static str| {
         let mut source = OsString::from(kind);
         if kind == "passthrough:" {

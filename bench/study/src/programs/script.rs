@@ -96,7 +96,7 @@ fn duration(line: &str) -> Option<ProgramTimes> {
 }
 
 /// The system calls of each program, from the tables that strace wrote to `counts`.
-pub fn counted(counts: &Path) -> Result<BTreeMap<String, u64>> {
+pub fn read_counts(counts: &Path) -> Result<BTreeMap<String, u64>> {
     let count = |name: &str| {
         let table = fs::read_to_string(counts.join(name))?;
         let total = total(&table).with_context(|| format!("strace wrote no total for {name}"))?;

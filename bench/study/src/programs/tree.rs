@@ -47,7 +47,7 @@ impl ProgramsDirectory {
     }
 
     /// An empty directory for the tree.
-    pub fn fresh(&self) -> Result<PathBuf> {
+    pub fn make_empty(&self) -> Result<PathBuf> {
         for name in ["lower", "counts"] {
             let path = self.0.join(name);
             if path.exists() {

@@ -51,7 +51,7 @@ impl RowFigure {
 }
 
 fn rates(results: &StudyResults, row: u8, config: &str) -> Vec<f64> {
-    results.measured(row, config).iter().map(|measured| measured.ops_per_s()).collect()
+    results.measurements_of(row, config).iter().map(|measured| measured.ops_per_s()).collect()
 }
 
 fn rates_unless_same(results: &StudyResults, row: u8, config: &str) -> Vec<f64> {
@@ -90,7 +90,7 @@ pub fn median_cell<'a>(
     row: u8,
     config: &str,
 ) -> Option<&'a CellMeasurement> {
-    let mut measured = results.measured(row, config);
+    let mut measured = results.measurements_of(row, config);
     measured.sort_by(|a, b| a.ops_per_s().total_cmp(&b.ops_per_s()));
     measured.get(measured.len().saturating_sub(1) / 2).copied()
 }
@@ -111,7 +111,7 @@ pub fn rows(results: &StudyResults) -> Vec<&'static PublishedRow> {
 }
 
 /// The configurations that are compared with native.
-pub fn compared(results: &StudyResults) -> Vec<&str> {
+pub fn compared_configs(results: &StudyResults) -> Vec<&str> {
     results
         .configs
         .iter()

@@ -53,7 +53,7 @@ pub fn change(change_pct: f64, class: &str, published_pct: Option<f64>, label: &
 }
 
 /// Adjacent parts, to the scale of the largest sum.
-pub fn stacked(parts: &[BarSegment], most: f64, label: &str) -> String {
+pub fn draw_stacked(parts: &[BarSegment], most: f64, label: &str) -> String {
     let mut svg = open(label, 1000, 10, "bar");
     let _ = write!(svg, "<rect class=\"ground\" width=\"1000\" height=\"10\"/>");
     let mut at = 0.0;
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn parts_do_not_leave_their_bar() {
         let part = |value| BarSegment { value, class: "a" };
-        let svg = stacked(&[part(1.0), part(1.0)], 1.0, "x");
+        let svg = draw_stacked(&[part(1.0), part(1.0)], 1.0, "x");
         assert_eq!(svg.matches("class=\"a\"").count(), 1);
     }
 

@@ -81,7 +81,7 @@ pub fn classes(results: &StudyResults) -> String {
         ("orange", "# -25 to -50 %"),
         ("red", "! below -50 %"),
     ]);
-    for config in analysis::compared(results) {
+    for config in analysis::compared_configs(results) {
         let ours: Vec<_> = analysis::changes(results, config).collect();
         text.push_str(&class_line(
             config,
@@ -110,7 +110,7 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
         .collect();
     let label = format!("{name}: {}", told.join(", "));
     let most = counts.iter().sum::<usize>() as f64;
-    line(name, &plot::stacked(&parts, most, &label), &told.join(" "))
+    line(name, &plot::draw_stacked(&parts, most, &label), &told.join(" "))
 }
 
 /// The rows with their changes, and the published changes.
@@ -140,7 +140,7 @@ pub fn throughput(results: &StudyResults) -> String {
             row.number,
             escape(&row.name)
         );
-        for config in analysis::compared(results) {
+        for config in analysis::compared_configs(results) {
             text.push_str(&throughput_line(results, row, config));
         }
     }
@@ -188,7 +188,7 @@ fn foldable(
     mut content: String,
     of_config: impl Fn(&str, &CellMeasurement) -> String,
 ) -> String {
-    for config in analysis::compared(results) {
+    for config in analysis::compared_configs(results) {
         if let Some(measured) = analysis::median_cell(results, row.number, config) {
             content.push_str(&of_config(config, measured));
         }
@@ -241,7 +241,7 @@ fn requests_of(
         let label = format!("{op}: {value}");
         text.push_str(&line(
             op,
-            &plot::stacked(&[BarSegment { value: ours, class: "a" }], most, &label),
+            &plot::draw_stacked(&[BarSegment { value: ours, class: "a" }], most, &label),
             &value,
         ));
     }
@@ -429,7 +429,7 @@ fn draw_bars(
         let label = format!("{} {config}: {}", row.name, told.join(", "));
         text.push_str(&line(
             config,
-            &plot::stacked(&parts, most, &label),
+            &plot::draw_stacked(&parts, most, &label),
             &unit(values.iter().sum()),
         ));
     }

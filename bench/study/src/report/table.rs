@@ -11,7 +11,7 @@ use crate::rows::{ChangeClass, PublishedRow, StackfsConfig, StorageMedia};
 pub fn table(results: &StudyResults) -> String {
     let mut text = String::new();
     let media = media(results);
-    let configs = analysis::compared(results);
+    let configs = analysis::compared_configs(results);
     let _ = writeln!(
         text,
         "{}; {}; scale {}",

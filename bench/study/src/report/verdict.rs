@@ -20,7 +20,7 @@ pub struct FamilyVerdict {
 /// The verdicts of all measured families.
 pub fn judge_all(results: &StudyResults) -> Vec<FamilyVerdict> {
     let verdicts = WorkloadFamily::ALL.into_iter().filter_map(|family| {
-        let sentences: Vec<String> = analysis::compared(results)
+        let sentences: Vec<String> = analysis::compared_configs(results)
             .into_iter()
             .filter_map(|config| judge_config(results, family, config))
             .collect();

@@ -36,7 +36,7 @@ pub struct ReportMinimum {
 
 /// Checks a report in light and dark mode. Prints a message and passes if there is no browser.
 pub fn draws_everything_within_360_pixels(html: &str, least: &ReportMinimum) {
-    let Some(browser) = browser() else {
+    let Some(browser) = find_browser() else {
         println!("skipped: there is no chromium");
         return;
     };
@@ -80,7 +80,7 @@ pub fn draws_everything_within_360_pixels(html: &str, least: &ReportMinimum) {
     assert!(grounds[0] > 0.8 && grounds[1] < 0.1, "light and dark: {grounds:?}");
 }
 
-fn browser() -> Option<&'static str> {
+fn find_browser() -> Option<&'static str> {
     let there = |name: &&str| {
         Command::new(name)
             .arg("--version")

@@ -77,7 +77,7 @@ pub(crate) fn run_on_client(
     let flights = Arc::new(ConcurrentOperations {
         client: Arc::clone(client),
         file: Arc::clone(file),
-        task: ClientTask::of_this_process()?,
+        task: ClientTask::for_this_process()?,
         state: Mutex::new(ConcurrentOperationsState {
             left: operations.into_iter(),
             in_flight: 0,
@@ -136,7 +136,7 @@ impl ConcurrentOperations {
             next
         };
         let (len, at) = (blocks as usize * 4096, block * 4096);
-        let memory = if memory.len() == len { memory } else { Buffer::aligned(len) };
+        let memory = if memory.len() == len { memory } else { Buffer::new_aligned(len) };
         let flights = Arc::clone(self);
         let then: AsyncCallback = Box::new(move |result, memory| {
             flights.record_end(result, len);

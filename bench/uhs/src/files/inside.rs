@@ -27,7 +27,7 @@ pub(crate) struct InProcessFiles {
 impl InProcessFiles {
     pub(crate) fn new(client: Arc<DirectClient>) -> Result<Self> {
         let workloads = DirectDriver::new(Arc::clone(&client))?;
-        let task = ClientTask::of_this_process()?;
+        let task = ClientTask::for_this_process()?;
         let flags = (OFlags::RDONLY | OFlags::DIRECTORY).bits();
         let how = OpenHow { flags, ..OpenHow::default() };
         let root = client.open(&task, WalkStart::Cwd, &[NAME, b"/"].concat(), how)?;

@@ -68,7 +68,7 @@ impl RunControl {
 
     /// True if threads must end before their next flowop.
     #[inline]
-    pub fn finished(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.state.load(Relaxed) != GOES_ON
     }
 
@@ -99,7 +99,7 @@ impl RunControl {
     /// Sleeps for this number of seconds, or until the run ends.
     pub fn sleep(&self, seconds: u64) {
         let until = Instant::now() + Duration::from_secs(seconds.min(1 << 31));
-        while !self.finished() {
+        while !self.is_finished() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;

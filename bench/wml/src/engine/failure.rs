@@ -24,7 +24,7 @@ impl RunFailure {
         RunFailure { text, errno: error.raw_os_error() }
     }
 
-    pub(crate) fn foreign(root: &Path, inside: &Path) -> Self {
+    pub(crate) fn outside_root(root: &Path, inside: &Path) -> Self {
         let (root, inside) = (root.display(), inside.display());
         RunFailure::new(format!(
             "{root} would be replaced, but {inside} is in it, which no workload has made: move it \

@@ -210,7 +210,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     /// An open descriptor. If it is closed, this opens a file for it.
     #[inline]
-    fn ready(&mut self, step: &FlowopPlan) -> FlowopResult<usize> {
+    fn prepare_descriptor(&mut self, step: &FlowopPlan) -> FlowopResult<usize> {
         let fd = self.descriptor(step)?;
         if self.descriptors[fd].file.is_none() {
             if step.fileset.is_none() {
@@ -242,7 +242,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     fn read(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let iosize = self.number(step.iosize);
-        let fd = self.ready(step)?;
+        let fd = self.prepare_descriptor(step)?;
         let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
         let began = self.begin();
         let data = self.memory.piece(iosize as usize, &mut self.random);
@@ -265,7 +265,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     fn write(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let iosize = self.number(step.iosize);
-        let fd = self.ready(step)?;
+        let fd = self.prepare_descriptor(step)?;
         let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
         let began = self.begin();
         let written = self.write_piece(fd, iosize as usize, offset);
@@ -292,7 +292,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     }
 
     fn read_whole(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
-        let fd = self.ready(step)?;
+        let fd = self.prepare_descriptor(step)?;
         let iosize = match self.number(step.iosize) {
             0 => self.working_set(step, fd).max(1),
             size => size,
@@ -316,7 +316,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     /// Writes the size of the file of `srcfd`, or its planned size, at the position of the
     /// descriptor.
     fn write_whole(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
-        let fd = self.ready(step)?;
+        let fd = self.prepare_descriptor(step)?;
         let total = match self.descriptors[step.srcfd].entry {
             Some((set, file)) => self.sets[set].size(file),
             None if step.srcfd > 0 => return self.fail_on_misuse(step, "has no source file for"),
@@ -348,7 +348,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
                 return Ok(());
             }
         }
-        let fd = self.ready(step)?;
+        let fd = self.prepare_descriptor(step)?;
         let began = self.begin();
         let at_end = match &mut self.descriptors[fd].file {
             Some(file) => self.driver.seek_end(file),
@@ -541,7 +541,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     }
 
     fn meet(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
-        let (meetings, stopped) = (&self.control.meetings, self.finished());
+        let (meetings, stopped) = (&self.control.meetings, self.finish_check());
         let amount = self.number(step.value).max(1);
         let began = self.begin();
         match step.kind {

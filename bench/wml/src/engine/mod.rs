@@ -35,12 +35,12 @@ pub struct RunSettings {
 /// Receives progress events. By default, every method does nothing.
 pub trait RunObserver: Sync {
     /// Progress of creating the files of a set. Called by several threads.
-    fn making(&self, fileset: &str, done: u64, total: u64) {
+    fn report_files(&self, fileset: &str, done: u64, total: u64) {
         let _ = (fileset, done, total);
     }
     /// Progress of a run: seconds since its start, and operations so far. Called ten times a
     /// second.
-    fn running(&self, seconds: f64, operations: u64) {
+    fn report_run(&self, seconds: f64, operations: u64) {
         let _ = (seconds, operations);
     }
     /// A period of `psrun` has ended.
@@ -90,7 +90,7 @@ pub fn execute<D: WorkloadDriver>(
                     files::check_room(driver, &missing)?;
                 }
                 for (set, made) in sets.iter().zip(&mut made).filter(|(_, made)| !**made) {
-                    let progress = |done, total| observer.making(&set.plan.name, done, total);
+                    let progress = |done, total| observer.report_files(&set.plan.name, done, total);
                     files::create(driver, set, plan.seed, settings.adopt, &progress)?;
                     *made = true;
                 }

@@ -115,7 +115,7 @@ fn watch_run(
     let mut before = None::<(Vec<FlowopHistogram>, Duration)>;
     while watch.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = began.elapsed();
-        observer.running(passed.as_secs_f64(), control.io());
+        observer.report_run(passed.as_secs_f64(), control.io());
         if limit.is_some_and(|limit| passed >= limit) {
             control.stop();
         }

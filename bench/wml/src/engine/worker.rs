@@ -155,7 +155,7 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
         let control = self.control;
         'run: loop {
             for step in &thread.flowops {
-                if control.finished() {
+                if control.is_finished() {
                     break 'run;
                 }
                 match self.repeat(step) {
@@ -265,9 +265,9 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
     }
 
     /// True if the run is finished, so that waiting for other threads would be in vain.
-    pub fn finished(&self) -> impl Fn() -> bool + use<'a, D> {
+    pub fn finish_check(&self) -> impl Fn() -> bool + use<'a, D> {
         let control = self.control;
-        move || control.finished()
+        move || control.is_finished()
     }
 
     fn close_all(&mut self) {

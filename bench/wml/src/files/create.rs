@@ -225,7 +225,7 @@ pub(crate) fn remove<D: WorkloadDriver>(driver: &D, set: &RunFileset) -> Result<
         at += 1;
         let (below, strange) = scan_directory(driver, &directory, &mut files)?;
         if let Some(name) = strange {
-            return Err(RunFailure::foreign(&set.root, &directory.join(name)));
+            return Err(RunFailure::outside_root(&set.root, &directory.join(name)));
         }
         directories.extend(below);
     }

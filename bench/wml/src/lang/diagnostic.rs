@@ -61,7 +61,7 @@ impl LanguageError {
     }
 
     /// Suggests the name of `known` that is similar to `written`, if any.
-    pub fn like<'a>(mut self, written: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
+    pub fn suggest<'a>(mut self, written: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
         self.suggestion = closest(written, known);
         self
     }

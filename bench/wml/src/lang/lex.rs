@@ -99,7 +99,7 @@ impl LanguageLexer {
                 self.advance();
                 LanguageToken::Symbol(first)
             }
-            '"' => LanguageToken::Quoted(self.quoted(place)?),
+            '"' => LanguageToken::Quoted(self.lex_quoted(place)?),
             '$' => LanguageToken::Variable(self.variable(place)?),
             '0'..='9' => self.number(place)?,
             '-' if self.rest.get(self.at + 1).is_some_and(char::is_ascii_digit) => {
@@ -169,7 +169,7 @@ impl LanguageLexer {
         }
     }
 
-    fn quoted(&mut self, place: SourcePosition) -> LanguageResult<Vec<StringPart>> {
+    fn lex_quoted(&mut self, place: SourcePosition) -> LanguageResult<Vec<StringPart>> {
         self.advance();
         let (mut parts, mut text) = (Vec::new(), String::new());
         loop {
@@ -224,14 +224,14 @@ fn continues_word(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn only(text: &str) -> Vec<LanguageToken> {
+    fn lex_only(text: &str) -> Vec<LanguageToken> {
         tokens(text).unwrap().into_iter().map(|(token, _)| token).collect()
     }
 
     #[test]
     fn suffixes_are_powers_of_two() {
         let expected = [1i64, 1024, 2 << 20, 3 << 30, -10, 8];
-        let found = only("1 1k 2m 3g -10 08");
+        let found = lex_only("1 1k 2m 3g -10 08");
         for (token, number) in found.iter().zip(expected) {
             assert_eq!(*token, LanguageToken::Integer(number));
         }
@@ -257,13 +257,13 @@ mod tests {
 
     #[test]
     fn strings_hold_variables_and_escapes() {
-        let found = only(r#""a $b-\"\$c\n" "" "#);
+        let found = lex_only(r#""a $b-\"\$c\n" "" "#);
         let LanguageToken::Quoted(parts) = &found[0] else { panic!() };
         assert_eq!(parts[0], StringPart::Text("a ".into()));
         assert!(matches!(&parts[1], StringPart::Variable(name, _) if name == "b"));
         assert_eq!(parts[2], StringPart::Text("-\"$c\n".into()));
         assert_eq!(found[1], LanguageToken::Quoted(vec![]));
-        assert_eq!(only("$(HOME)")[0], LanguageToken::Variable("(HOME)".into()));
+        assert_eq!(lex_only("$(HOME)")[0], LanguageToken::Variable("(HOME)".into()));
         assert!(tokens("\"abc").is_err() && tokens("$").is_err() && tokens("${date}").is_err());
     }
 }

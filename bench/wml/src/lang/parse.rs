@@ -100,7 +100,7 @@ impl LanguageParser {
         token
     }
 
-    fn wrong<T>(&self, expected: impl Into<String>) -> LanguageResult<T> {
+    fn expect_other<T>(&self, expected: impl Into<String>) -> LanguageResult<T> {
         Err(LanguageError::new(self.position(), self.peek().describe(), expected))
     }
 
@@ -110,7 +110,7 @@ impl LanguageParser {
 
     fn symbol(&mut self, symbol: char, where_: &str) -> LanguageResult<()> {
         if !self.is_symbol(symbol) {
-            return self.wrong(format!("`{symbol}` {where_}"));
+            return self.expect_other(format!("`{symbol}` {where_}"));
         }
         self.advance();
         Ok(())
@@ -122,7 +122,7 @@ impl LanguageParser {
                 LanguageToken::Word(word) => Ok(word),
                 _ => unreachable!("it was a word"),
             },
-            _ => self.wrong(expected),
+            _ => self.expect_other(expected),
         }
     }
 
@@ -133,7 +133,7 @@ impl LanguageParser {
         let word = self.word(&expected)?;
         known.iter().find(|&&name| name == word).copied().ok_or_else(|| {
             LanguageError::new(place, format!("found `{word}`"), expected)
-                .like(&word, known.iter().copied())
+                .suggest(&word, known.iter().copied())
         })
     }
 
@@ -141,7 +141,7 @@ impl LanguageParser {
         let place = self.position();
         let name = match self.peek() {
             LanguageToken::Word(_) => self.word("")?,
-            _ => return self.wrong("a command, such as set, define, create or run"),
+            _ => return self.expect_other("a command, such as set, define, create or run"),
         };
         match name.as_str() {
             "set" => self.set(),
@@ -154,9 +154,9 @@ impl LanguageParser {
                 "files" => Ok(LanguageCommand::RemoveFiles),
                 _ => Ok(LanguageCommand::Nothing),
             },
-            "echo" => self.quoted().map(LanguageCommand::Echo),
-            "system" => self.quoted().map(LanguageCommand::System),
-            "usage" => self.quoted().map(|_| LanguageCommand::Nothing),
+            "echo" => self.parse_quoted().map(LanguageCommand::Echo),
+            "system" => self.parse_quoted().map(LanguageCommand::System),
+            "usage" => self.parse_quoted().map(|_| LanguageCommand::Nothing),
             "debug" => self.integer("the level").map(|_| LanguageCommand::Nothing),
             "eventgen" => self.event_generator(),
             "enable" => self.enable(place),
@@ -176,7 +176,7 @@ impl LanguageParser {
                     ));
                 }
                 Err(LanguageError::new(place, found, "a command")
-                    .like(&name, COMMANDS.iter().copied()))
+                    .suggest(&name, COMMANDS.iter().copied()))
             }
         }
     }
@@ -195,13 +195,13 @@ impl LanguageParser {
         }
     }
 
-    fn quoted(&mut self) -> LanguageResult<Vec<super::ast::StringPart>> {
+    fn parse_quoted(&mut self) -> LanguageResult<Vec<super::ast::StringPart>> {
         match self.peek() {
             LanguageToken::Quoted(_) => match self.advance() {
                 LanguageToken::Quoted(parts) => Ok(parts),
                 _ => unreachable!("it was a string"),
             },
-            _ => self.wrong("a \"string\""),
+            _ => self.expect_other("a \"string\""),
         }
     }
 
@@ -211,7 +211,7 @@ impl LanguageParser {
                 self.advance();
                 Ok(number)
             }
-            _ => self.wrong(format!("a number: {what}")),
+            _ => self.expect_other(format!("a number: {what}")),
         }
     }
 
@@ -242,7 +242,7 @@ impl LanguageParser {
         let seconds = if period.is_some() { number() } else { None };
         if seconds.is_some_and(|seconds| seconds < 0) {
             self.at -= 1;
-            return self.wrong("the number of seconds to run, which is not negative");
+            return self.expect_other("the number of seconds to run, which is not negative");
         }
         Ok(LanguageCommand::PeriodicRun { period: period.unwrap_or(0), seconds })
     }
@@ -252,7 +252,7 @@ impl LanguageParser {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => {
                 self.value().map(LanguageCommand::Sleep)
             }
-            _ => self.wrong("the number of seconds to sleep"),
+            _ => self.expect_other("the number of seconds to sleep"),
         }
     }
 
@@ -266,10 +266,10 @@ impl LanguageParser {
                 self.advance();
                 self.symbol('=', "and a value")?;
                 let value_place = self.position();
-                let value = self.assigned()?;
+                let value = self.parse_assigned()?;
                 Ok(LanguageCommand::Set { name, value, value_place })
             }
-            _ => self.wrong("a $variable, or mode"),
+            _ => self.expect_other("a $variable, or mode"),
         }
     }
 
@@ -286,7 +286,7 @@ impl LanguageParser {
     }
 
     /// The value in `set $name=value`.
-    fn assigned(&mut self) -> LanguageResult<ValueExpression> {
+    fn parse_assigned(&mut self) -> LanguageResult<ValueExpression> {
         let LanguageToken::Word(word) = self.peek().clone() else { return self.arithmetic() };
         let schema = match word.as_str() {
             "randvar" => &schema::RANDVAR,
@@ -319,7 +319,7 @@ impl LanguageParser {
         let place = self.position();
         match self.peek() {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => {}
-            _ => return self.wrong("a number or a $variable"),
+            _ => return self.expect_other("a number or a $variable"),
         }
         let right = self.value()?;
         Ok(ValueExpression::Arithmetic(Box::new([(left, left_place), (right, place)]), operator))
@@ -337,7 +337,7 @@ impl LanguageParser {
                 ValueExpression::Text(vec![super::ast::StringPart::Text(word)])
             }
             LanguageToken::Symbol('{') => return self.table(),
-            _ => return self.wrong("a value: a number, true, false, a word or a $variable"),
+            _ => return self.expect_other("a value: a number, true, false, a word or a $variable"),
         };
         self.advance();
         Ok(value)
@@ -369,7 +369,7 @@ impl LanguageParser {
         let place = self.position();
         match self.peek() {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => Ok((self.value()?, place)),
-            _ => self.wrong("a number or a $variable"),
+            _ => self.expect_other("a number or a $variable"),
         }
     }
 
@@ -395,10 +395,10 @@ impl LanguageParser {
         let name = match self.peek().clone() {
             LanguageToken::Word(word) => match schema.canonical(&word) {
                 Some(name) => name.to_owned(),
-                None => return Err(schema.unknown(&word, place)),
+                None => return Err(schema.unknown_name_error(&word, place)),
             },
             LanguageToken::Variable(name) if schema.has_locals => format!("${name}"),
-            _ => return self.wrong(format!("an attribute of {}", schema.of)),
+            _ => return self.expect_other(format!("an attribute of {}", schema.of)),
         };
         self.advance();
         if !self.is_symbol('=') {
@@ -418,7 +418,9 @@ impl LanguageParser {
                 LanguageToken::Word(word) => text.push_str(word),
                 LanguageToken::Quoted(_) if text.is_empty() => return self.value(),
                 LanguageToken::Variable(_) if text.is_empty() => return self.value(),
-                _ if text.is_empty() => return self.wrong("parameters such as mean:16;gamma:1.5"),
+                _ if text.is_empty() => {
+                    return self.expect_other("parameters such as mean:16;gamma:1.5");
+                }
                 _ => return Ok(ValueExpression::Text(vec![super::ast::StringPart::Text(text)])),
             }
             self.advance();
@@ -491,7 +493,7 @@ impl LanguageParser {
             found.push(FlowopUse { kind, place, attributes });
         }
         if found.is_empty() {
-            return self.wrong("at least one flowop");
+            return self.expect_other("at least one flowop");
         }
         self.symbol('}', "after the flowops")?;
         Ok(found)

@@ -19,11 +19,11 @@ impl AttributeSchema {
         self.names.iter().find(|row| row.contains(&written)).map(|row| row[0])
     }
 
-    pub fn unknown(&self, written: &str, place: SourcePosition) -> LanguageError {
+    pub fn unknown_name_error(&self, written: &str, place: SourcePosition) -> LanguageError {
         let known = || self.names.iter().flat_map(|row| row.iter().copied());
         let list: Vec<&str> = self.names.iter().map(|row| row[0]).collect();
         let expected = format!("an attribute of {}: {}", self.of, list.join(", "));
-        LanguageError::new(place, format!("found `{written}`"), expected).like(written, known())
+        LanguageError::new(place, format!("found `{written}`"), expected).suggest(written, known())
     }
 }
 

@@ -35,7 +35,12 @@ impl AttributeReader<'_> {
         }
     }
 
-    fn wrong<T>(&self, name: &str, found: &ResolvedValue, expected: &str) -> LanguageResult<T> {
+    fn refuse_value<T>(
+        &self,
+        name: &str,
+        found: &ResolvedValue,
+        expected: &str,
+    ) -> LanguageResult<T> {
         let bare = self.find(name).is_some_and(|attribute| attribute.value.is_none());
         let found = if bare { "nothing".into() } else { found.describe() };
         Err(LanguageError::new(self.position_of(name), format!("{name} is {found}"), expected))
@@ -47,11 +52,11 @@ impl AttributeReader<'_> {
             Some(ResolvedValue::Text(text)) => Ok(Some(text)),
             // A number is accepted as a name.
             Some(ResolvedValue::Integer(number)) => Ok(Some(number.to_string())),
-            Some(other) => self.wrong(name, &other, "a word"),
+            Some(other) => self.refuse_value(name, &other, "a word"),
         }
     }
 
-    pub fn required_text(&self, name: &str, of: &str) -> LanguageResult<String> {
+    pub fn require_text(&self, name: &str, of: &str) -> LanguageResult<String> {
         self.text(name)?.filter(|text| !text.is_empty()).ok_or_else(|| {
             LanguageError::new(self.place, format!("{of} has no {name}"), format!("{name}=..."))
         })
@@ -62,7 +67,7 @@ impl AttributeReader<'_> {
             None => Ok(false),
             Some(ResolvedValue::Boolean(flag)) => Ok(flag),
             Some(ResolvedValue::Integer(number @ 0..=1)) => Ok(number == 1),
-            Some(other) => self.wrong(name, &other, "true or false"),
+            Some(other) => self.refuse_value(name, &other, "true or false"),
         }
     }
 
@@ -70,7 +75,7 @@ impl AttributeReader<'_> {
         match self.take_known(name)? {
             None => Ok(None),
             Some(ResolvedValue::Integer(number)) => Ok(Some(number)),
-            Some(other) => self.wrong(name, &other, "a number"),
+            Some(other) => self.refuse_value(name, &other, "a number"),
         }
     }
 
@@ -79,7 +84,11 @@ impl AttributeReader<'_> {
         match self.integer(name)? {
             None => Ok(None),
             Some(number) => u64::try_from(number).map(Some).or_else(|_| {
-                self.wrong(name, &ResolvedValue::Integer(number), "a number that is not negative")
+                self.refuse_value(
+                    name,
+                    &ResolvedValue::Integer(number),
+                    "a number that is not negative",
+                )
             }),
         }
     }
@@ -87,13 +96,13 @@ impl AttributeReader<'_> {
     /// Reads a number like [`AttributeReader::count`], but at least 1.
     pub fn positive(&self, name: &str) -> LanguageResult<Option<u64>> {
         match self.count(name)? {
-            Some(0) => self.wrong(name, &ResolvedValue::Integer(0), "at least 1"),
+            Some(0) => self.refuse_value(name, &ResolvedValue::Integer(0), "at least 1"),
             other => Ok(other),
         }
     }
 
     /// A number that may be random.
-    pub fn amount(&self, name: &str) -> LanguageResult<Option<RandomAmount>> {
+    pub fn find_amount(&self, name: &str) -> LanguageResult<Option<RandomAmount>> {
         match self.take_known(name)? {
             Some(ResolvedValue::Random(variable)) => Ok(Some(RandomAmount::Random(variable))),
             _ => Ok(self.count(name)?.map(RandomAmount::Fixed)),
@@ -106,7 +115,7 @@ impl AttributeReader<'_> {
             None | Some(ResolvedValue::Boolean(false)) => Ok(None),
             Some(ResolvedValue::Boolean(true)) => Ok(Some(100)),
             Some(ResolvedValue::Integer(number @ 0..=100)) => Ok(Some(number as u64)),
-            Some(other) => self.wrong(name, &other, "0 to 100 per cent"),
+            Some(other) => self.refuse_value(name, &other, "0 to 100 per cent"),
         }
     }
 
@@ -115,7 +124,7 @@ impl AttributeReader<'_> {
         match self.take_known(name)? {
             None => Ok(None),
             Some(ResolvedValue::Random(variable)) => Ok(Some(variable)),
-            Some(other) => self.wrong(name, &other, "a random variable"),
+            Some(other) => self.refuse_value(name, &other, "a random variable"),
         }
     }
 }

@@ -220,7 +220,7 @@ impl PlanBuilder<'_> {
             }
             LanguageCommand::DefineFlowop { attributes, flowops } => {
                 let list = AttributeReader { list: attributes, variables: &self.variables, place };
-                let name = list.required_text("name", "the flowop")?;
+                let name = list.require_text("name", "the flowop")?;
                 let composite =
                     CompositeFlowop { attributes: attributes.clone(), flowops: flowops.clone() };
                 self.flowops.composites.insert(name, composite);
@@ -277,7 +277,7 @@ impl PlanBuilder<'_> {
         earlier: &[FilesetDefinition],
     ) -> LanguageResult<FilesetDefinition> {
         let list = AttributeReader { list: attributes, variables: &self.variables, place };
-        let name = list.required_text("name", if single { "the file" } else { "the file set" })?;
+        let name = list.require_text("name", if single { "the file" } else { "the file set" })?;
         let taken = earlier.iter().any(|one| one.name == name)
             || self.filesets.iter().any(|one| one.name == name);
         if taken {
@@ -320,11 +320,11 @@ impl PlanBuilder<'_> {
     fn fileset(&mut self, definition: &FilesetDefinition) -> LanguageResult<FilesetPlan> {
         let FilesetDefinition { name, single, place, attributes } = definition;
         let list = AttributeReader { list: attributes, variables: &self.variables, place: *place };
-        let path = list.required_text("path", &format!("`{name}`"))?;
+        let path = list.require_text("path", &format!("`{name}`"))?;
         // The number of entries is drawn once, because the rest of the set depends on it.
         let random = &mut self.random;
-        let entries = list.amount("entries")?.map_or(u64::from(*single), |n| n.get(random));
-        let leafdirs = list.amount("leafdirs")?.map_or(0, |number| number.get(random));
+        let entries = list.find_amount("entries")?.map_or(u64::from(*single), |n| n.get(random));
+        let leafdirs = list.find_amount("leafdirs")?.map_or(0, |number| number.get(random));
         if entries == 0 && leafdirs == 0 {
             let found = format!("`{name}` has no entries");
             return Err(LanguageError::new(
@@ -340,12 +340,12 @@ impl PlanBuilder<'_> {
                 return Err(LanguageError::new(list.position_of(what), found, expected));
             }
         }
-        let dirwidth = list.amount("dirwidth")?.unwrap_or(RandomAmount::Fixed(0));
+        let dirwidth = list.find_amount("dirwidth")?.unwrap_or(RandomAmount::Fixed(0));
         if list.find("dirwidth").is_some() && dirwidth.mean() < 1.0 {
             let found = format!("`{name}` has directories without entries");
             return Err(LanguageError::new(list.position_of("dirwidth"), found, "at least 1"));
         }
-        let size = list.amount("size")?.unwrap_or(RandomAmount::Fixed(0));
+        let size = list.find_amount("size")?.unwrap_or(RandomAmount::Fixed(0));
         if size.mean() > (1u64 << 62) as f64 / entries.max(1) as f64 {
             let found = format!("`{name}` would have more than 2^62 bytes");
             return Err(LanguageError::new(list.position_of("size"), found, "a possible size"));

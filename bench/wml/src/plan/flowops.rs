@@ -114,7 +114,7 @@ impl FlowopTable {
             None if self.composites.contains_key(&one.kind) => {
                 return self.composite(one, &attributes, depth);
             }
-            None => return Err(self.unknown(one)),
+            None => return Err(self.unknown_flowop_error(one)),
         };
         if let Some(local) = one.attributes.iter().find(|a| a.name.starts_with('$')) {
             let found = format!("{} for `{}`", local.name, one.kind);
@@ -131,7 +131,7 @@ impl FlowopTable {
         Ok(plan)
     }
 
-    fn unknown(&self, one: &FlowopUse) -> LanguageError {
+    fn unknown_flowop_error(&self, one: &FlowopUse) -> LanguageError {
         let found = format!("found the flowop `{}`", one.kind);
         if let Some((_, instead)) = REFUSED.iter().find(|(name, _)| *name == one.kind) {
             return LanguageError::new(one.place, found, *instead);
@@ -143,7 +143,7 @@ impl FlowopTable {
             found,
             "a flowop of the language, or one that is defined above",
         )
-        .like(&one.kind, names)
+        .suggest(&one.kind, names)
     }
 
     /// Expands a composite flowop: its flowops, with its variables set.
@@ -178,7 +178,7 @@ impl FlowopTable {
             if !locals.contains(&attribute.name.as_str()) {
                 let found = format!("`{}` has no variable {}", one.kind, attribute.name);
                 return Err(LanguageError::new(attribute.place, found, locals.join(", "))
-                    .like(&attribute.name, locals.iter().copied()));
+                    .suggest(&attribute.name, locals.iter().copied()));
             }
             if let Some((value, place)) = &attribute.value {
                 inner.set(name, attributes.variables.resolve(value, *place)?);
@@ -237,7 +237,7 @@ impl FlowopTable {
         name: &str,
         default: u64,
     ) -> LanguageResult<PlanNumber> {
-        match attributes.amount(name)? {
+        match attributes.find_amount(name)? {
             None => Ok(PlanNumber::Fixed(default)),
             Some(RandomAmount::Fixed(number)) => Ok(PlanNumber::Fixed(number)),
             Some(random) => {
@@ -255,7 +255,7 @@ impl FlowopTable {
             let found = format!("there is no file set `{name}`");
             let expected = "one that is defined above";
             LanguageError::new(attributes.position_of("filename"), found, expected)
-                .like(&name, names)
+                .suggest(&name, names)
         })
     }
 
@@ -309,7 +309,7 @@ impl FlowopTable {
                 format!("there is no {what} with the name `{name}`"),
                 format!("the name of a {what}"),
             );
-            return Err(mistake.like(name, names.map(|row| row.name.as_str())));
+            return Err(mistake.suggest(name, names.map(|row| row.name.as_str())));
         }
         Ok(found)
     }

@@ -243,7 +243,7 @@ fn find_mismatch(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<L
         ));
     }
     let file = match step.workingset {
-        0 if set.size_gamma == 0.0 => set.size.fixed()?,
+        0 if set.size_gamma == 0.0 => set.size.fixed_value()?,
         0 => return None,
         bytes => bytes,
     };

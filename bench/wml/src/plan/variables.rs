@@ -59,7 +59,7 @@ impl VariableScope {
                 found,
                 format!("`set ${name}=...` above, or -D {name}=..."),
             )
-            .like(name, self.names());
+            .suggest(name, self.names());
             mistake.suggestion = mistake.suggestion.map(|name| format!("${name}"));
             mistake
         })
@@ -197,7 +197,7 @@ impl VariableScope {
             other => {
                 let found = format!("found the type `{other}`");
                 return Err(LanguageError::new(kind_place, found, "uniform, gamma or tabular")
-                    .like(other, ["uniform", "gamma", "tabular"]));
+                    .suggest(other, ["uniform", "gamma", "tabular"]));
             }
         };
         let mut variable = RandomVariable::new(shape);
@@ -296,7 +296,7 @@ fn shape(
     let Some((_, defaults)) = CUSTOM.iter().find(|(name, _)| *name == kind) else {
         let names: Vec<&str> = CUSTOM.iter().map(|(name, _)| *name).collect();
         let mistake = LanguageError::new(kind_place, format!("found `{kind}`"), names.join(", "));
-        return Err(mistake.like(kind, names));
+        return Err(mistake.suggest(kind, names));
     };
     let numbers = parameters(defaults, text, place)?;
     let (a, b) = (numbers[0], numbers.get(1).copied().unwrap_or(0.0));
@@ -356,7 +356,7 @@ fn parameters(
             let names: Vec<&str> = defaults.iter().map(|(name, _)| *name).collect();
             let mistake =
                 LanguageError::new(place, format!("found the parameter `{key}`"), names.join(", "));
-            return Err(mistake.like(key, names));
+            return Err(mistake.suggest(key, names));
         };
         numbers[index] = value.parse().ok().filter(|v: &f64| v.is_finite()).ok_or_else(|| {
             LanguageError::new(place, format!("found `{pair}`"), format!("{key}:NUMBER"))

@@ -303,7 +303,7 @@ mod tests {
             root_uid: 0,
             root_gid: 0,
         };
-        let kind = SOURCES.kinds().find(|kind| kind.about().name == "uhs").unwrap();
+        let kind = SOURCES.kinds().find(|kind| kind.facts().name == "uhs").unwrap();
         kind.images().unwrap().make(&image, &new, &NoWatch).unwrap();
         let source = SOURCES.parse(format!("uhs:{}", image.display()).as_ref()).unwrap();
         let (path, settings) = ("/one".to_owned(), SourceSettings::default());

@@ -57,7 +57,7 @@ impl DeviceBinder {
         self.devices.iter().for_each(|device| device.end());
     }
 
-    fn talk<S: AsFd>(
+    fn serve_application<S: AsFd>(
         &self,
         channel: &ManagerChannel<S>,
         who: PeerProcess,
@@ -102,12 +102,12 @@ impl DeviceBinder {
                 return refuse(errno, format!("{why}: try again"));
             }
         }
-        let end = self.given(channel, device, who, is_ending);
-        self.ended(channel, device, who, end);
+        let end = self.give_device(channel, device, who, is_ending);
+        self.finish_conversation(channel, device, who, end);
     }
 
     /// The device is the application's, until the end.
-    fn given<S: AsFd>(
+    fn give_device<S: AsFd>(
         &self,
         channel: &ManagerChannel<S>,
         device: &BindableDevice,
@@ -115,7 +115,7 @@ impl DeviceBinder {
         is_ending: &dyn Fn() -> bool,
     ) -> ConversationEnd {
         let PeerProcess { pid, uid } = who;
-        let remote = match self.opened(channel, device, is_ending) {
+        let remote = match self.await_open(channel, device, is_ending) {
             Ok(remote) => remote,
             Err(end) => return end,
         };
@@ -129,7 +129,7 @@ impl DeviceBinder {
     }
 
     /// Waits until the application has opened the device and answers.
-    fn opened<S: AsFd>(
+    fn await_open<S: AsFd>(
         &self,
         channel: &ManagerChannel<S>,
         device: &BindableDevice,
@@ -209,7 +209,7 @@ impl DeviceBinder {
         }
     }
 
-    fn ended<S: AsFd>(
+    fn finish_conversation<S: AsFd>(
         &self,
         channel: &ManagerChannel<S>,
         device: &Arc<BindableDevice>,
@@ -256,7 +256,7 @@ impl OtherProtocol for DeviceBinder {
     fn serve(&self, socket: &OwnedFd, who: PeerProcess, is_ending: &(dyn Fn() -> bool + Sync)) {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("defuse-bind".to_owned());
-            let talk = || self.talk(&ManagerChannel::new(socket), who, is_ending);
+            let talk = || self.serve_application(&ManagerChannel::new(socket), who, is_ending);
             if let Err(error) = thread.spawn_scoped(scope, talk) {
                 log::warn!("process {} cannot bind: no thread: {error}", who.pid);
             }

@@ -76,7 +76,7 @@ pub(super) fn mount(
         }
     };
     let how = MountMethod::Helper(helper.to_path_buf());
-    let syncfs = super::no_root(options);
+    let syncfs = super::decide_without_root(options);
     Ok(PreparedMount { device, mountpoint: target.path.clone(), how, syncfs, watch })
 }
 

@@ -68,19 +68,19 @@ pub enum ServerLiveness {
 
 /// All FUSE mounts that this process can see, in the order of mountinfo.
 pub fn fuse_mounts() -> io::Result<Vec<MountEntry>> {
-    let mut mounts = all_mounts()?;
+    let mut mounts = list_mounts()?;
     mounts.retain(MountEntry::is_fuse);
     Ok(mounts)
 }
 
 /// All mounts of any type that the calling thread can see, in the order of mountinfo.
-pub fn all_mounts() -> io::Result<Vec<MountEntry>> {
+pub fn list_mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse_mountinfo(&fs::read("/proc/thread-self/mountinfo")?))
 }
 
 /// The topmost mount on this path, of any type.
 pub(super) fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
-    Ok(all_mounts()?.into_iter().rfind(|mount| mount.mount_point == path))
+    Ok(list_mounts()?.into_iter().rfind(|mount| mount.mount_point == path))
 }
 
 /// The number of the FUSE connection mounted there, as in `/sys/fs/fuse/connections`. Sends no

@@ -26,7 +26,7 @@ pub(super) fn mount(
     let mut syncfs = SyncFs::NotWanted;
     if options.syncfs == Some(true) {
         let device = open_device(&target.path)?;
-        match by_loop_device(&device, target, options) {
+        match mount_by_loop_device(&device, target, options) {
             Ok(()) => {
                 let (mountpoint, syncfs) = (target.path.clone(), SyncFs::Reached);
                 return Ok(PreparedMount {
@@ -41,11 +41,11 @@ pub(super) fn mount(
         }
     }
     let device = open_device(&target.path)?;
-    let how = match by_fsopen(&device, target, options, (FUSE, &options.fsname)) {
+    let how = match mount_by_fsopen(&device, target, options, (FUSE, &options.fsname)) {
         Ok(()) => MountMethod::Fsopen,
         // The new calls are missing before Linux 5.2, and some filters permit only mount(2).
         Err(MountFailure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
-            by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
+            mount_by_call(&device, target, options).map_err(|failure| error(target, failure))?;
             MountMethod::MountSyscall
         }
         Err(failure) => return Err(error(target, failure)),
@@ -95,7 +95,7 @@ pub(super) const FUSE: &str = "fuse";
 pub(super) const FUSEBLK: &str = "fuseblk";
 
 /// Mounts with a loop device as the source.
-fn by_loop_device(
+fn mount_by_loop_device(
     device: &OwnedFd,
     target: &CheckedTarget,
     options: &MountOptions,
@@ -103,10 +103,10 @@ fn by_loop_device(
     let failed = |errno| MountFailure { step: "loop device", errno, log: String::new() };
     let source = AttachedLoopDevice::new(&options.fsname).map_err(failed)?;
     let path = source.path.to_string_lossy();
-    by_fsopen(device, target, options, (FUSEBLK, &path))
+    mount_by_fsopen(device, target, options, (FUSEBLK, &path))
 }
 
-fn by_fsopen(
+fn mount_by_fsopen(
     device: &OwnedFd,
     target: &CheckedTarget,
     options: &MountOptions,
@@ -163,7 +163,7 @@ fn kernel_log(context: BorrowedFd<'_>) -> String {
     messages.join("; ")
 }
 
-fn by_mount(
+fn mount_by_call(
     device: &OwnedFd,
     target: &CheckedTarget,
     options: &MountOptions,
@@ -209,7 +209,7 @@ pub(super) fn mount_by_syscall(
     options: &MountOptions,
 ) -> Result<PreparedMount, MountError> {
     let device = open_device(&target.path)?;
-    by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
+    mount_by_call(&device, target, options).map_err(|failure| error(target, failure))?;
     let mountpoint = target.path.clone();
     let syncfs = SyncFs::NotWanted;
     Ok(PreparedMount { device, mountpoint, how: MountMethod::MountSyscall, syncfs, watch: None })

@@ -20,11 +20,11 @@ impl MountDirectory {
             return None;
         }
         let place = MountDirectory { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir(place.at("mnt")).unwrap();
+        fs::create_dir(place.path_of("mnt")).unwrap();
         Some(place)
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    fn path_of(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 }
@@ -48,7 +48,7 @@ fn entry(path: &Path) -> MountEntry {
 #[test]
 fn a_mount_is_listed_dies_and_is_removed() {
     let Some(place) = MountDirectory::new() else { return };
-    let path = place.at("mnt");
+    let path = place.path_of("mnt");
     let options = MountOptions {
         fsname: "my, disk".to_owned(),
         nosuid: true,
@@ -101,7 +101,7 @@ fn unmount_when_idle(path: &Path) -> Result<(), UnmountError> {
 #[test]
 fn the_first_request_is_init() {
     let Some(place) = MountDirectory::new() else { return };
-    let mounted = mount(&place.at("mnt"), &MountOptions::default()).unwrap();
+    let mounted = mount(&place.path_of("mnt"), &MountOptions::default()).unwrap();
     let mut buf = vec![0; defuse_wire::abi::FUSE_MIN_READ_BUFFER];
     let len = rustix::io::read(&mounted.device, &mut buf).unwrap();
     let request =
@@ -114,7 +114,7 @@ fn the_first_request_is_init() {
 #[test]
 fn mounting_by_the_old_system_call_works() {
     let Some(place) = MountDirectory::new() else { return };
-    let path = place.at("mnt");
+    let path = place.path_of("mnt");
     let options = MountOptions { ro: true, allow_other: true, ..Default::default() };
     let target = check::target(&path, &options).unwrap();
     let mounted = kernel::mount_by_syscall(&target, &options).unwrap();
@@ -131,7 +131,7 @@ fn mounting_by_the_old_system_call_works() {
 fn a_mount_in_use_is_busy_until_detached() {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let Some(place) = MountDirectory::new() else { return };
-    let path = place.at("mnt");
+    let path = place.path_of("mnt");
     let _mounted = mount(&path, &MountOptions::default()).unwrap();
     let user = openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(unmount(&path, false), Err(UnmountError::Busy { path: path.clone() }));
@@ -143,12 +143,12 @@ fn a_mount_in_use_is_busy_until_detached() {
 #[test]
 fn a_root_that_is_a_file_is_mounted_on_a_file() {
     let Some(place) = MountDirectory::new() else { return };
-    let file = place.at("file");
+    let file = place.path_of("file");
     fs::write(&file, "").unwrap();
     let root_is_file = MountOptions { root: RootKind::File, ..Default::default() };
     let error = mount(&file, &MountOptions::default()).unwrap_err();
     assert!(matches!(error, MountError::NotADirectory { .. }), "{error}");
-    let error = mount(&place.at("mnt"), &root_is_file).unwrap_err();
+    let error = mount(&place.path_of("mnt"), &root_is_file).unwrap_err();
     assert!(matches!(error, MountError::NotAFile { .. }), "{error}");
     let _mounted = mount(&file, &root_is_file).unwrap();
     assert_eq!(entry(&file).mount_point, file);
@@ -159,23 +159,23 @@ fn a_root_that_is_a_file_is_mounted_on_a_file() {
 fn mount_points_are_checked_first() {
     let Some(place) = MountDirectory::new() else { return };
     let options = MountOptions::default();
-    let error = mount(&place.at("missing"), &options).unwrap_err();
+    let error = mount(&place.path_of("missing"), &options).unwrap_err();
     assert!(error.to_string().contains("missing does not exist: create it"), "{error}");
-    fs::write(place.at("mnt/file"), "").unwrap();
-    let error = mount(&place.at("mnt"), &options).unwrap_err();
+    fs::write(place.path_of("mnt/file"), "").unwrap();
+    let error = mount(&place.path_of("mnt"), &options).unwrap_err();
     assert!(matches!(error, MountError::NotEmpty { .. }), "{error}");
     let nonempty = MountOptions { nonempty: true, ..options };
-    let _mounted = mount(&place.at("mnt"), &nonempty).unwrap();
+    let _mounted = mount(&place.path_of("mnt"), &nonempty).unwrap();
 }
 
 #[test]
 fn a_link_leads_to_the_mount_point() {
     let Some(place) = MountDirectory::new() else { return };
-    symlink("mnt", place.at("link")).unwrap();
-    let mounted = mount(&place.at("link"), &MountOptions::default()).unwrap();
-    assert_eq!(mounted.mountpoint, place.at("mnt"));
-    assert!(connection_id(&place.at("link")).is_some());
-    unmount(&place.at("link"), false).unwrap();
+    symlink("mnt", place.path_of("link")).unwrap();
+    let mounted = mount(&place.path_of("link"), &MountOptions::default()).unwrap();
+    assert_eq!(mounted.mountpoint, place.path_of("mnt"));
+    assert!(connection_id(&place.path_of("link")).is_some());
+    unmount(&place.path_of("link"), false).unwrap();
 }
 
 #[test]

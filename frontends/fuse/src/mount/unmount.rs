@@ -40,7 +40,7 @@ fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => match helper::find() {
             Some(helper) if !flags.contains(UnmountFlags::FORCE) => {
-                match by_helper(&helper, path, flags.contains(UnmountFlags::DETACH)) {
+                match unmount_by_helper(&helper, path, flags.contains(UnmountFlags::DETACH)) {
                     // The helper does not see the mounts of other users.
                     Err(UnmountError::NotMounted { path }) if seen => {
                         Err(UnmountError::NotPermitted { path })
@@ -56,7 +56,7 @@ fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
     }
 }
 
-fn by_helper(helper: &Path, path: PathBuf, lazy: bool) -> Result<(), UnmountError> {
+fn unmount_by_helper(helper: &Path, path: PathBuf, lazy: bool) -> Result<(), UnmountError> {
     let mut command = Command::new(helper);
     command.arg("-u");
     if lazy {

@@ -112,7 +112,7 @@ impl PathTestState {
     }
 
     /// The names below a directory, at any depth.
-    fn below(&self, dir: &[u8]) -> Vec<Vec<u8>> {
+    fn list_below(&self, dir: &[u8]) -> Vec<Vec<u8>> {
         let mut start = dir.to_vec();
         if dir != b"/" {
             start.push(b'/');
@@ -136,7 +136,7 @@ impl PathTestState {
 
     fn check_replace(&self, from: &[u8], to: &[u8]) -> Result<()> {
         match (self.kind(from).ok_or(Errno::ENOENT)?, self.kind(to)) {
-            (FileKind::Directory, Some(FileKind::Directory)) if !self.below(to).is_empty() => {
+            (FileKind::Directory, Some(FileKind::Directory)) if !self.list_below(to).is_empty() => {
                 Err(Errno::ENOTEMPTY)
             }
             (FileKind::Directory, Some(FileKind::Directory)) => Ok(()),
@@ -147,7 +147,7 @@ impl PathTestState {
     }
 
     fn move_all(&mut self, from: &[u8], to: &[u8]) -> Vec<(Vec<u8>, u64)> {
-        let mut moved = self.below(from);
+        let mut moved = self.list_below(from);
         moved.push(from.to_vec());
         let renamed = |old: &[u8]| [to, &old[from.len()..]].concat();
         moved.iter().map(|old| (renamed(old), self.names.remove(old).unwrap())).collect()
@@ -222,7 +222,7 @@ impl PathFileSystem for PathTestBackend {
         if state.files[&number].kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        if !state.below(path.as_bytes()).is_empty() {
+        if !state.list_below(path.as_bytes()).is_empty() {
             return Err(Errno::ENOTEMPTY);
         }
         state.drop_name(path.as_bytes());
@@ -318,7 +318,7 @@ impl PathFileSystem for PathTestBackend {
         // The tests do not open directories of a backend whose handles have no path.
         let path = dir.path()?;
         state.find(path)?;
-        let names = state.below(path.as_bytes()).into_iter();
+        let names = state.list_below(path.as_bytes()).into_iter();
         let start = path.as_bytes().len() + usize::from(path != PathRef::ROOT);
         let here = names.filter(|name| !name[start..].contains(&b'/'));
         let entry = |name: Vec<u8>| PathDirEntry {

@@ -72,7 +72,7 @@ impl AdapterMount {
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, 4096);
         self.0.read(&cx(), file, ReadArgs::default(), &mut out)?;
-        let filled = out.filled();
+        let filled = out.filled_len();
         memory.truncate(filled);
         Ok(memory)
     }
@@ -92,7 +92,7 @@ impl AdapterMount {
 }
 
 /// Runs a test with every combination of a backend's promises.
-fn each(test: impl Fn(AdapterMount, bool, bool)) {
+fn run_on_each(test: impl Fn(AdapterMount, bool, bool)) {
     for (stable, survive) in [(false, false), (false, true), (true, false), (true, true)] {
         test(AdapterMount::new(stable, survive), stable, survive);
     }
@@ -136,7 +136,7 @@ fn numbers_that_identify_nothing_are_shown_if_the_backend_says_so() {
 
 #[test]
 fn a_file_is_found_after_its_directory_moved_with_everything_below() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let (a, b) = (mount.mkdir(Ino::ROOT, "a"), mount.mkdir(Ino::ROOT, "b"));
         let deep = mount.mkdir(a, "deep");
         let file = mount.create(deep, "file", b"text");
@@ -153,7 +153,7 @@ fn a_file_is_found_after_its_directory_moved_with_everything_below() {
 
 #[test]
 fn a_directory_cannot_move_below_itself_nor_replace_one_above_it() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let a = mount.mkdir(Ino::ROOT, "a");
         let b = mount.mkdir(a, "b");
         let rename = |from, to, flags| mount.rename(from, to, flags);
@@ -168,7 +168,7 @@ fn a_directory_cannot_move_below_itself_nor_replace_one_above_it() {
 
 #[test]
 fn exchanged_names_lead_to_the_other_file() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let dir = mount.mkdir(Ino::ROOT, "dir");
         let below = mount.create(dir, "below", b"below");
         let file = mount.create(Ino::ROOT, "file", b"file");
@@ -182,7 +182,7 @@ fn exchanged_names_lead_to_the_other_file() {
 
 #[test]
 fn an_unlinked_file_stays_readable_until_it_is_released() {
-    each(|mount, _, survive| {
+    run_on_each(|mount, _, survive| {
         let file = mount.create(Ino::ROOT, "file", b"old");
         mount.unlink(Ino::ROOT, "file").unwrap();
         assert_eq!(mount.look_up(Ino::ROOT, "file"), Err(Errno::ENOENT));
@@ -205,7 +205,7 @@ fn an_unlinked_file_stays_readable_until_it_is_released() {
 
 #[test]
 fn a_file_that_is_replaced_while_open_stays_readable() {
-    each(|mount, _, survive| {
+    run_on_each(|mount, _, survive| {
         let (old, new) =
             (mount.create(Ino::ROOT, "old", b"old"), mount.create(Ino::ROOT, "new", b"new"));
         mount.rename((Ino::ROOT, "new"), (Ino::ROOT, "old"), 0).unwrap();
@@ -220,7 +220,7 @@ fn a_file_that_is_replaced_while_open_stays_readable() {
 
 #[test]
 fn a_rename_that_fails_leaves_the_open_file_at_its_name() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let dir = mount.mkdir(Ino::ROOT, "dir");
         let file = mount.create(Ino::ROOT, "file", b"text");
         let onto = (Ino::ROOT, "file");
@@ -233,7 +233,7 @@ fn a_rename_that_fails_leaves_the_open_file_at_its_name() {
 
 #[test]
 fn hard_links_are_one_inode_if_numbers_are_stable() {
-    each(|mount, stable, _| {
+    run_on_each(|mount, stable, _| {
         let file = mount.create(Ino::ROOT, "one", b"text");
         let entry = mount.0.link(&cx(), file.ino, Ino::ROOT, name("two")).unwrap();
         assert_eq!((entry.ino == file.ino, entry.attr.nlink), (stable, 2));
@@ -279,7 +279,7 @@ fn path(text: &str) -> PathRef<'_> {
 
 #[test]
 fn external_changes_are_detected() {
-    each(|mount, stable, _| {
+    run_on_each(|mount, stable, _| {
         let file = mount.create(Ino::ROOT, "file", b"text");
         mount.release(file);
         let backend = mount.0.inner();
@@ -297,7 +297,7 @@ fn external_changes_are_detected() {
 
 #[test]
 fn lookups_are_counted_exactly() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let dir = mount.mkdir(Ino::ROOT, "dir");
         let file = mount.create(dir, "file", b"");
         mount.release(file);
@@ -318,7 +318,7 @@ fn lookups_are_counted_exactly() {
 
 #[test]
 fn a_name_in_a_removed_directory_does_not_exist() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let dir = mount.mkdir(Ino::ROOT, "dir");
         mount.0.rmdir(&cx(), Ino::ROOT, name("dir")).unwrap();
         assert_eq!(mount.look_up(dir, "x"), Err(Errno::ENOENT));

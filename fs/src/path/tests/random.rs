@@ -8,7 +8,7 @@ use super::*;
 struct MmixRandom(u64);
 
 impl MmixRandom {
-    fn below(&mut self, bound: usize) -> usize {
+    fn choose_below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % bound
     }
@@ -31,7 +31,7 @@ struct PathModel {
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 impl PathModel {
-    fn below(&self, path: &str) -> Vec<String> {
+    fn choose_below(&self, path: &str) -> Vec<String> {
         let start = format!("{path}/");
         self.things.keys().filter(|other| other.starts_with(&start)).cloned().collect()
     }
@@ -50,13 +50,13 @@ impl PathModel {
         match (thing, self.things.get(to)) {
             (PathObject::Dir, Some(PathObject::File(_))) => return Err(Errno::ENOTDIR),
             (PathObject::File(_), Some(PathObject::Dir)) => return Err(Errno::EISDIR),
-            (PathObject::Dir, Some(PathObject::Dir)) if !self.below(to).is_empty() => {
+            (PathObject::Dir, Some(PathObject::Dir)) if !self.choose_below(to).is_empty() => {
                 return Err(Errno::ENOTEMPTY);
             }
             (one, Some(other)) if thing != PathObject::Dir && one == *other => return Ok(()),
             _ => {}
         }
-        for old in self.below(from).into_iter().chain([from.to_string()]) {
+        for old in self.choose_below(from).into_iter().chain([from.to_string()]) {
             let thing = self.things.remove(&old).unwrap();
             self.things.insert(format!("{to}{}", &old[from.len()..]), thing);
         }
@@ -75,7 +75,7 @@ struct PathModelRun {
 }
 
 impl PathModelRun {
-    fn knows(&mut self, ino: Ino) -> Ino {
+    fn learn(&mut self, ino: Ino) -> Ino {
         *self.lookups.entry(ino).or_default() += 1;
         ino
     }
@@ -83,29 +83,29 @@ impl PathModelRun {
     /// An existing directory, with its inode, and a name to use in it.
     fn place(&mut self) -> (String, Ino, &'static str) {
         let (mut path, mut ino) = (String::new(), Ino::ROOT);
-        while self.random.below(3) > 0 {
-            let name = NAMES[self.random.below(NAMES.len())];
+        while self.random.choose_below(3) > 0 {
+            let name = NAMES[self.random.choose_below(NAMES.len())];
             let next = format!("{path}/{name}");
             if self.model.things.get(&next) != Some(&PathObject::Dir) {
                 break;
             }
             let found = self.mount.look_up(ino, name).unwrap();
-            ino = self.knows(found);
+            ino = self.learn(found);
             path = next;
         }
-        let name = NAMES[self.random.below(NAMES.len())];
+        let name = NAMES[self.random.choose_below(NAMES.len())];
         (format!("{path}/{name}"), ino, name)
     }
 
     fn step(&mut self) {
         let (path, dir, at) = self.place();
         let there = self.model.things.get(&path).copied();
-        match self.random.below(10) {
+        match self.random.choose_below(10) {
             0 | 1 => self.create(&path, dir, at, there),
             2 => {
                 let made = self.mount.0.mkdir(&cx(), dir, name(at), &regular());
                 let expected = there.map_or(Ok(()), |_| Err(Errno::EEXIST));
-                assert_eq!(made.map(|entry| self.knows(entry.ino)).map(|_| ()), expected);
+                assert_eq!(made.map(|entry| self.learn(entry.ino)).map(|_| ()), expected);
                 self.model.things.entry(path).or_insert(PathObject::Dir);
             }
             3 => {
@@ -127,7 +127,7 @@ impl PathModelRun {
                 if there != Some(PathObject::Dir) {
                     assert_eq!(self.mount.0.rmdir(&cx(), dir, name(at)), expected);
                 } else if expected.is_ok() {
-                    assert!(self.model.below(&path).is_empty());
+                    assert!(self.model.choose_below(&path).is_empty());
                     self.model.things.remove(&path);
                 }
             }
@@ -144,7 +144,7 @@ impl PathModelRun {
         match self.mount.0.create(&cx(), dir, name(at), &regular(), args) {
             Ok((entry, opened)) => {
                 assert_eq!(there, None);
-                let (number, ino) = (self.model.contents.len(), self.knows(entry.ino));
+                let (number, ino) = (self.model.contents.len(), self.learn(entry.ino));
                 let text = format!("file {number}").into_bytes();
                 let file = File { ino, fh: opened.fh };
                 self.mount.write(file, &text).unwrap();
@@ -182,17 +182,17 @@ impl PathModelRun {
         if files.is_empty() {
             return;
         }
-        let (from, thing) = files[self.random.below(files.len())].clone();
+        let (from, thing) = files[self.random.choose_below(files.len())].clone();
         let mut ino = Ino::ROOT;
         for part in from.split('/').skip(1) {
             let found = self.mount.look_up(ino, part).unwrap();
-            ino = self.knows(found);
+            ino = self.learn(found);
         }
         let linked = self.mount.0.link(&cx(), ino, dir, name(at)).map(|entry| entry.ino);
         match linked {
             Ok(linked) => {
                 assert_eq!((there, linked == ino), (None, self.stable));
-                self.knows(linked);
+                self.learn(linked);
                 self.model.things.insert(path.into(), thing);
             }
             Err(errno) => assert_eq!((there.is_some(), errno), (true, Errno::EEXIST)),
@@ -203,7 +203,7 @@ impl PathModelRun {
         let found = self.mount.look_up(dir, at);
         assert_eq!(found.is_ok(), there.is_some());
         let Ok(found) = found else { return };
-        let ino = self.knows(found);
+        let ino = self.learn(found);
         if let Some(PathObject::File(number)) = there {
             self.open.push((self.mount.open(ino).unwrap(), number));
         }
@@ -211,11 +211,11 @@ impl PathModelRun {
 
     fn release(&mut self) {
         if !self.open.is_empty() {
-            let chosen = self.random.below(self.open.len());
+            let chosen = self.random.choose_below(self.open.len());
             self.mount.release(self.open.swap_remove(chosen).0);
         }
         // From time to time, forgets all inodes that are not open.
-        if self.random.below(4) == 0 {
+        if self.random.choose_below(4) == 0 {
             let open: Vec<_> = self.open.iter().map(|(file, _)| file.ino).collect();
             for (ino, lookups) in std::mem::take(&mut self.lookups) {
                 if open.contains(&ino) {
@@ -255,7 +255,7 @@ impl PathModelRun {
 #[test]
 fn random_operations_agree_with_a_model() {
     for seed in 0..40 {
-        each(|mount, stable, survive| {
+        run_on_each(|mount, stable, survive| {
             println!("seed {seed}, stable {stable}, survive {survive}");
             let mut run = PathModelRun {
                 mount,
@@ -278,7 +278,7 @@ fn random_operations_agree_with_a_model() {
 /// A path built before a rename and used after it would lead to another file with another text.
 #[test]
 fn an_inode_never_leads_to_another_file_while_directories_move() {
-    each(|mount, _, _| {
+    run_on_each(|mount, _, _| {
         let dirs = ["x", "y"].map(|at| mount.mkdir(Ino::ROOT, at));
         let files = [0, 1].map(|at| {
             let file = mount.create(dirs[at], "file", format!("file {at}").as_bytes());

@@ -122,7 +122,7 @@ pub fn remap(call: &ProgramCall<'_>) -> CallResult {
 pub fn protect(call: &ProgramCall<'_>) -> CallResult {
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     if call.int(2) & libc::PROT_WRITE != 0 {
-        table::let_store(from, end);
+        table::note_writable(from, end);
     }
     Err(CallFailure::Pass)
 }

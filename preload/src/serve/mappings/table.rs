@@ -101,7 +101,7 @@ pub fn note(at: u64, mapping: ProgramMapping) {
 }
 
 /// Notes that the program makes memory from `from` to `end` writable.
-pub fn let_store(from: u64, end: u64) {
+pub fn note_writable(from: u64, end: u64) {
     for (&at, mapping) in mappings().iter_mut() {
         mapping.stores |= mapping.may_store && mapping.overlaps(at, (from, end));
     }

@@ -79,7 +79,7 @@ impl FinishedAnswers {
                 Ok(()) | Err(Errno::EINTR | Errno::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }
-            while let Some(completed) = ring.completed() {
+            while let Some(completed) = ring.next_completion() {
                 if completed.key == EVENT {
                     let _ = rustix::io::read(&*self.event, &mut [0; 8][..]);
                     ring.watch(&self.event, EVENT)?;

@@ -64,7 +64,7 @@ impl UringChannel {
         let mut channel = UringChannel { ring, qid, key: 0, away: None, exchange, nudge, capacity };
         channel.register()?;
         // A refusal is there at once; otherwise the entry waits for a request.
-        match channel.ring.completed() {
+        match channel.ring.next_completion() {
             Some(refused) if refused.result < 0 => Err(Errno::from_raw(-refused.result)),
             _ => Ok(channel),
         }
@@ -96,7 +96,7 @@ impl UringChannel {
 
     /// Processes the completion of the entry.
     fn take(&mut self) -> Result<ReceiveOutcome> {
-        while let Some(completed) = self.ring.completed() {
+        while let Some(completed) = self.ring.next_completion() {
             if completed.key != self.key {
                 continue;
             }

@@ -163,7 +163,7 @@ impl UringReply {
         &mut self.aside[..len]
     }
 
-    fn answered(&mut self, errno: i32, len: usize) -> Result<()> {
+    fn record_answer(&mut self, errno: i32, len: usize) -> Result<()> {
         self.answer = Some(EntryAnswer { errno, len });
         Ok(())
     }
@@ -173,11 +173,11 @@ impl RequestReply for UringReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         let len = body.iter().map(|part| part.len()).sum();
         put_parts(self.body(len), body);
-        self.answered(0, len)
+        self.record_answer(0, len)
     }
 
     fn send_errno(&mut self, errno: i32) -> Result<()> {
-        self.answered(errno, 0)
+        self.record_answer(errno, 0)
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {
@@ -185,7 +185,7 @@ impl RequestReply for UringReply {
     }
 
     fn send_room(&mut self, len: usize) -> Result<()> {
-        self.answered(0, len)
+        self.record_answer(0, len)
     }
 
     fn data(&mut self, _len: usize) -> &mut dyn ReadSink {
@@ -194,10 +194,10 @@ impl RequestReply for UringReply {
     }
 
     fn send_data(&mut self) -> Result<()> {
-        self.answered(0, self.filled)
+        self.record_answer(0, self.filled)
     }
 
-    fn piped(&mut self) -> &mut dyn WriteSource {
+    fn write_source(&mut self) -> &mut dyn WriteSource {
         self
     }
 

@@ -132,7 +132,7 @@ impl ThreadRing {
     }
 
     /// The next completion.
-    pub(crate) fn completed(&mut self) -> Option<UringCompletion> {
+    pub(crate) fn next_completion(&mut self) -> Option<UringCompletion> {
         let completion = self.ring.completion().next()?;
         Some(UringCompletion { key: completion.user_data(), result: completion.result() })
     }

@@ -56,16 +56,16 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
         let step = file
             .step(operation, &mut rng)
             .and_then(|()| if number % WHOLE == 0 { file.check() } else { file.check_size() });
-        step.with_context(|| file.story(seed))?;
+        step.with_context(|| file.describe(seed))?;
     }
-    file.reopen().and_then(|()| file.check()).with_context(|| file.story(seed))?;
+    file.reopen().and_then(|()| file.check()).with_context(|| file.describe(seed))?;
     unlink(&file.path)?;
     let line = |(kind, count): (&OperationKind, &u32)| format!("{}: {count}\n", kind.name());
     Ok(file.done.iter().map(line).collect())
 }
 
 impl ComparedFile {
-    fn story(&self, seed: u64) -> String {
+    fn describe(&self, seed: u64) -> String {
         let mut text = format!("seed {seed}, the last operations:\n");
         for line in &self.history {
             let _ = writeln!(text, "  {line}");
@@ -78,8 +78,8 @@ impl ComparedFile {
         let done = match kind {
             OperationKind::Read => self.read(offset, len).map(|()| true),
             OperationKind::Write => self.write(offset, &bytes(rng, len)),
-            OperationKind::MappedRead => self.mapped(offset, len, None),
-            OperationKind::MappedWrite => self.mapped(offset, len, Some(bytes(rng, len))),
+            OperationKind::MappedRead => self.use_mapping(offset, len, None),
+            OperationKind::MappedWrite => self.use_mapping(offset, len, Some(bytes(rng, len))),
             OperationKind::Map => self.keep_mapped(),
             OperationKind::Truncate => self.truncate(to),
             OperationKind::CopyRange => self.copy_range(offset, len, to),
@@ -106,7 +106,7 @@ impl ComparedFile {
         }
         let end = self.copy.len().min(offset + len);
         let expected = self.copy.get(offset..end).unwrap_or_default();
-        same(&room[..got], expected, offset, "read")
+        compare_bytes(&room[..got], expected, offset, "read")
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<bool> {
@@ -127,7 +127,7 @@ impl ComparedFile {
     }
 
     /// Reads or writes through a mapping: the kept one as far as it goes, or a new one.
-    fn mapped(&mut self, offset: usize, len: usize, write: Option<Vec<u8>>) -> Result<bool> {
+    fn use_mapping(&mut self, offset: usize, len: usize, write: Option<Vec<u8>>) -> Result<bool> {
         let end = (offset + len).min(self.copy.len());
         if offset >= end {
             return Ok(false);
@@ -144,7 +144,7 @@ impl ComparedFile {
             }
             None => {
                 let seen = map.read(offset, end - offset);
-                same(&seen, &self.copy[offset..end], offset, "the mapping")?;
+                compare_bytes(&seen, &self.copy[offset..end], offset, "the mapping")?;
             }
         }
         self.map = Some(map);
@@ -281,11 +281,11 @@ impl ComparedFile {
             return Ok(());
         }
         let map = TestMapping::new(&self.fd, len, true).context("mmap")?;
-        same(&map.read(0, len), &self.copy, 0, "a new mapping")?;
+        compare_bytes(&map.read(0, len), &self.copy, 0, "a new mapping")?;
         drop(map);
         if let Some(map) = &self.map {
             let len = map.len().min(len);
-            same(&map.read(0, len), &self.copy[..len], 0, "the mapping that stays")?;
+            compare_bytes(&map.read(0, len), &self.copy[..len], 0, "the mapping that stays")?;
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn same(seen: &[u8], expected: &[u8], offset: usize, what: &str) -> Result<()> {
+fn compare_bytes(seen: &[u8], expected: &[u8], offset: usize, what: &str) -> Result<()> {
     if seen == expected {
         return Ok(());
     }

@@ -36,7 +36,7 @@ impl TreeListing {
     ///
     /// Fails if an entry is listed that does not exist, or is listed twice, or if link counts are
     /// wrong.
-    pub(super) fn of(dir: &Path) -> Result<TreeListing> {
+    pub(super) fn list(dir: &Path) -> Result<TreeListing> {
         let mut listing = TreeListing(BTreeMap::new());
         listing.add(dir, Path::new(""))?;
         listing.check_links()?;
@@ -54,7 +54,7 @@ impl TreeListing {
             let metadata = metadata.with_context(|| path.display().to_string())?;
             let kind = entry.file_type()?;
             ensure!(kind == metadata.file_type(), "{} is listed as {kind:?}", path.display());
-            let seen = TreeEntry::of(&root.join(&path), &metadata);
+            let seen = TreeEntry::from_metadata(&root.join(&path), &metadata);
             self.0.insert(path.clone(), seen.with_context(|| path.display().to_string())?);
             if kind.is_dir() {
                 self.add(root, &path)?;
@@ -82,7 +82,7 @@ impl TreeListing {
 }
 
 impl TreeEntry {
-    fn of(path: &Path, metadata: &std::fs::Metadata) -> Result<TreeEntry> {
+    fn from_metadata(path: &Path, metadata: &std::fs::Metadata) -> Result<TreeEntry> {
         let kind = metadata.file_type();
         let content = if kind.is_symlink() {
             path.read_link()?.display().to_string()
@@ -142,7 +142,7 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("a"), "x").unwrap();
         std::fs::create_dir(at("d")).unwrap();
-        let see = || TreeListing::of(dir.path()).unwrap().to_string();
+        let see = || TreeListing::list(dir.path()).unwrap().to_string();
         let mut seen = BTreeSet::from([see()]);
         std::fs::write(at("a"), "y").unwrap();
         assert!(seen.insert(see()), "bytes");
@@ -157,7 +157,7 @@ mod tests {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(dir.path().join("a"), "x").unwrap();
         std::fs::hard_link(dir.path().join("a"), other.path().join("b")).unwrap();
-        let error = TreeListing::of(dir.path()).unwrap_err().to_string();
+        let error = TreeListing::list(dir.path()).unwrap_err().to_string();
         assert!(error.contains("2 links"), "{error}");
     }
 }

@@ -35,7 +35,8 @@ pub(super) fn files(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
     let mut tally = SuiteTally::default();
     for seed in seeds {
         let count = 1500 * factor;
-        let done = one(stage, "file", seed, count, || file::exercise(stage.path(), seed, count));
+        let done =
+            run_one(stage, "file", seed, count, || file::exercise(stage.path(), seed, count));
         let result = done.and_then(|text| complete(stage, &text));
         tally.add(&format!("file, seed {seed}"), result);
     }
@@ -50,13 +51,14 @@ pub(super) fn trees(stage: &mut MountedStage, quick: bool) -> Result<SuiteTally>
     let mut last = None;
     for seed in seeds {
         let count = 1000 * factor;
-        let done = one(stage, "tree", seed, count, || tree::exercise(stage.path(), seed, count));
+        let done =
+            run_one(stage, "tree", seed, count, || tree::exercise(stage.path(), seed, count));
         last = done.as_ref().ok().cloned();
         tally.add(&format!("tree, seed {seed}"), done.map(drop));
     }
     let Some(seen) = last else { return Ok(tally) };
     let below = |source: &Path| -> Result<()> {
-        let below = listing::TreeListing::of(source)?;
+        let below = listing::TreeListing::list(source)?;
         ensure!(below.to_string() == seen, "{}", first_difference(&below.to_string(), &seen));
         Ok(())
     };
@@ -68,8 +70,9 @@ pub(super) fn trees(stage: &mut MountedStage, quick: bool) -> Result<SuiteTally>
             tally.add("tree: the directory below has it", below(&source));
         }
         stage.mount_again()?;
-        let again =
-            one(stage, "list", 0, 0, || Ok(listing::TreeListing::of(stage.path())?.to_string()));
+        let again = run_one(stage, "list", 0, 0, || {
+            Ok(listing::TreeListing::list(stage.path())?.to_string())
+        });
         let same = again.and_then(|again| {
             ensure!(again == seen, "{}", first_difference(&again, &seen));
             Ok(())
@@ -80,7 +83,7 @@ pub(super) fn trees(stage: &mut MountedStage, quick: bool) -> Result<SuiteTally>
 }
 
 /// Runs an exercise in this process, or in one that has the files. Returns its output.
-fn one(
+fn run_one(
     stage: &MountedStage,
     what: &str,
     seed: u64,
@@ -103,13 +106,13 @@ fn one(
 /// # Errors
 ///
 /// The error describes the check that failed.
-pub fn inside(words: &[String]) -> Result<String> {
+pub fn run_inside(words: &[String]) -> Result<String> {
     let [what, seed, count, dir] = words else { anyhow::bail!("four words") };
     let (seed, count, dir) = (seed.parse()?, count.parse()?, Path::new(dir));
     match what.as_str() {
         "file" => file::exercise(dir, seed, count),
         "tree" => tree::exercise(dir, seed, count),
-        "list" => Ok(listing::TreeListing::of(dir)?.to_string()),
+        "list" => Ok(listing::TreeListing::list(dir)?.to_string()),
         _ => anyhow::bail!("there is no exercise {what}"),
     }
 }

@@ -58,8 +58,8 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     }
     let well = ends.iter().all(|end| matches!(end, Ok(0)));
     ensure!(well, "the processes of seed {seed} ended with {ends:?}");
-    let first = TreeListing::of(dir).with_context(|| format!("seed {seed}"))?;
-    let second = TreeListing::of(dir).with_context(|| format!("seed {seed}"))?;
+    let first = TreeListing::list(dir).with_context(|| format!("seed {seed}"))?;
+    let second = TreeListing::list(dir).with_context(|| format!("seed {seed}"))?;
     ensure!(first == second, "seed {seed}: a second look sees something else");
     std::fs::write(base.join("still-there"), "yes").context("the mount takes no more files")?;
     std::fs::remove_file(base.join("still-there"))?;

@@ -27,7 +27,7 @@ pub(in crate::names) struct XattrList {
 
 impl XattrList {
     /// The attributes that were read from a device.
-    pub(in crate::names) fn loaded(values: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
+    pub(in crate::names) fn from_values(values: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
         let values = values.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         XattrList { values }
     }
