@@ -14,7 +14,7 @@ pub(crate) struct CompletionOutbox {
     done: Mutex<Vec<BlockCompletion>>,
     parker: QueueParker,
     /// An eventfd that is readable while there are completions. It is made at the first request.
-    bell: OnceLock<Option<OwnedFd>>,
+    event_fd: OnceLock<Option<OwnedFd>>,
 }
 
 impl CompletionOutbox {
@@ -22,9 +22,9 @@ impl CompletionOutbox {
     pub(crate) fn answer(&self, done: BlockCompletion) {
         let mut all = self.lock();
         all.push(done);
-        if let Some(bell) = self.event_fd() {
+        if let Some(event_fd) = self.event_fd() {
             // The counter is full only after 2^64 - 2 completions that were not taken.
-            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(event_fd, &1_u64.to_ne_bytes());
         }
         drop(all);
         self.parker.unpark();
@@ -39,8 +39,8 @@ impl CompletionOutbox {
     pub(crate) fn take(&self, done: &mut Vec<BlockCompletion>) -> usize {
         let mut all = self.lock();
         let count = all.len();
-        if let (1.., Some(bell)) = (count, self.event_fd()) {
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+        if let (1.., Some(event_fd)) = (count, self.event_fd()) {
+            let _ = rustix::io::read(event_fd, &mut [0; 8]);
         }
         done.append(&mut all);
         count
@@ -63,16 +63,16 @@ impl CompletionOutbox {
     /// descriptors.
     pub(crate) fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         let all = self.lock();
-        let bell = self.bell.get_or_init(|| {
+        let event_fd = self.event_fd.get_or_init(|| {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let bell = eventfd(u32::from(!all.is_empty()), flags);
-            bell.inspect_err(|errno| log::debug!("no eventfd: {errno}")).ok()
+            let event_fd = eventfd(u32::from(!all.is_empty()), flags);
+            event_fd.inspect_err(|errno| log::debug!("no eventfd: {errno}")).ok()
         });
-        bell.as_ref().map(AsFd::as_fd)
+        event_fd.as_ref().map(AsFd::as_fd)
     }
 
     fn event_fd(&self) -> Option<&OwnedFd> {
-        self.bell.get()?.as_ref()
+        self.event_fd.get()?.as_ref()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<BlockCompletion>> {

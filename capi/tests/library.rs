@@ -181,8 +181,11 @@ fn the_calls_work_in_c_as_their_manual_pages_say() {
 fn stores_that_find_no_space_at_the_end_of_a_program_are_told() {
     let Some((_dir, mut program)) = program("tests/c/lost.c", &["-D_GNU_SOURCE"]) else { return };
     let output = program.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && told.contains("stores to a mapped file are lost"), "{told}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && printed.contains("stores to a mapped file are lost"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -332,10 +335,10 @@ fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system(
         let output = in_c.output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(text(&output), "passed\n", "{source}: {errors}");
-        let is_told = ["uhs:", "bound:"].iter().any(|kind| source.starts_with(kind));
+        let is_notified = ["uhs:", "bound:"].iter().any(|kind| source.starts_with(kind));
         let lines = errors.lines().filter(|line| line.contains("cannot use it (ENOTCONN)")).count();
         // One for each child.
-        assert_eq!(lines, if is_told { 3 } else { 0 }, "{source}: {errors}");
+        assert_eq!(lines, if is_notified { 3 } else { 0 }, "{source}: {errors}");
         for name in ["kept", "d/inner", "d"] {
             let _ = std::fs::remove_file(path(name)).or_else(|_| std::fs::remove_dir(path(name)));
         }

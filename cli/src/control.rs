@@ -168,8 +168,8 @@ fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut question = String::new();
-    let asked = TimedStream { stream: &stream, until: Instant::now() + PATIENCE };
-    BufReader::new(asked.take(QUESTION_MAX)).read_line(&mut question)?;
+    let timed = TimedStream { stream: &stream, until: Instant::now() + PATIENCE };
+    BufReader::new(timed.take(QUESTION_MAX)).read_line(&mut question)?;
     let text = answer(question.trim()).unwrap_or_default();
     TimedStream { stream: &stream, until: Instant::now() + PATIENCE }.write_all(text.as_bytes())
 }

@@ -141,8 +141,8 @@ impl ReadyReceiver {
         };
         let mut out = io::stdout();
         let _ = set_parent_process_death_signal(None);
-        let told = out.write_all(said.as_bytes()).and_then(|()| out.flush());
-        if told.is_err() && outcome.is_ok() {
+        let written = out.write_all(said.as_bytes()).and_then(|()| out.flush());
+        if written.is_err() && outcome.is_ok() {
             log::warn!("the process that waited has ended: so does this one");
             // In order, as after any SIGTERM.
             let _ = kill_process(getpid(), Signal::TERM);

@@ -90,7 +90,7 @@ fn find_named(word: &[u8]) -> Vec<RawFd> {
 /// The limits of this process that its own memory meets, which programs of a run share (memfd_create(2)). A program that it
 /// starts has the limits of its starter.
 pub struct OwnLimits {
-    given: [(Resource, Rlimit); 2],
+    inherited: [(Resource, Rlimit); 2],
 }
 
 /// Address space that a process which serves the mounts of a run needs, with its threads and rings.
@@ -99,8 +99,9 @@ const ADDRESS_SPACE: u64 = 640 << 20;
 impl OwnLimits {
     /// Raises the limits of this process as far as permitted.
     pub fn raise() -> OwnLimits {
-        let given = [Resource::Fsize, Resource::As].map(|resource| (resource, getrlimit(resource)));
-        let limits = OwnLimits { given };
+        let inherited =
+            [Resource::Fsize, Resource::As].map(|resource| (resource, getrlimit(resource)));
+        let limits = OwnLimits { inherited };
         limits.lift();
         limits
     }
@@ -117,16 +118,16 @@ impl OwnLimits {
     /// Lifts the limits if this process may exceed their maximum, or raises them to the maximum.
     fn lift(&self) {
         let none = Rlimit { current: None, maximum: None };
-        for (resource, given) in self.finite() {
+        for (resource, inherited) in self.finite() {
             if setrlimit(resource, none).is_err() {
-                let highest = Rlimit { current: given.maximum, maximum: given.maximum };
+                let highest = Rlimit { current: inherited.maximum, maximum: inherited.maximum };
                 let _ = setrlimit(resource, highest);
             }
         }
     }
 
     fn finite(&self) -> impl Iterator<Item = (Resource, Rlimit)> {
-        self.given.into_iter().filter(|(_, given)| given.current.is_some())
+        self.inherited.into_iter().filter(|(_, inherited)| inherited.current.is_some())
     }
 
     /// The warning if the process that serves may not get the memory that it needs: where the C library or the standard

@@ -119,8 +119,8 @@ impl MountConfig {
         }
         args.source = source.into_inner().into();
         args.mountpoint = mountpoint.into_inner();
-        let given = std::mem::take(&mut args.options);
-        args.options = options.into_iter().map(Spanned::into_inner).chain(given).collect();
+        let passed = std::mem::take(&mut args.options);
+        args.options = options.into_iter().map(Spanned::into_inner).chain(passed).collect();
         CheckedMount::from_args(args)
     }
 }

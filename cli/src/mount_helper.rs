@@ -231,16 +231,19 @@ mod tests {
     #[test]
     fn the_arguments_of_mount_8_are_parsed() {
         let line = "mount.fuse.defuse memory: /m -sv -o rw,noauto,x-systemd.automount,size=1M -t fuse.defuse";
-        let asked = request(line).unwrap();
-        assert_eq!((asked.mount.source, asked.mount.mountpoint), ("memory:".into(), "/m".into()));
+        let requested = request(line).unwrap();
         assert_eq!(
-            (asked.mount.options, asked.mount.process.verbose),
+            (requested.mount.source, requested.mount.mountpoint),
+            ("memory:".into(), "/m".into())
+        );
+        assert_eq!(
+            (requested.mount.options, requested.mount.process.verbose),
             (vec!["rw".into(), "size=1M".into()], 1)
         );
-        assert!(!asked.fake);
-        let asked = request(r"mount.fuse.defuse defuse#memory: /m -nfofsname=a\,b").unwrap();
-        assert_eq!((asked.mount.source, asked.fake), ("memory:".into(), true));
-        assert_eq!(asked.mount.options, [r"fsname=a\,b"]);
+        assert!(!requested.fake);
+        let requested = request(r"mount.fuse.defuse defuse#memory: /m -nfofsname=a\,b").unwrap();
+        assert_eq!((requested.mount.source, requested.fake), ("memory:".into(), true));
+        assert_eq!(requested.mount.options, [r"fsname=a\,b"]);
     }
 
     #[test]
@@ -251,9 +254,9 @@ mod tests {
 
     #[test]
     fn a_remount_is_recognized() {
-        let asked = request("m memory: /m -o rw,noauto,noatime,remount,size=1M").unwrap();
-        assert_eq!(asked.remount.unwrap(), ["rw", "noatime", "remount", "size=1M"]);
-        assert!(asked.mount.options.is_empty());
+        let requested = request("m memory: /m -o rw,noauto,noatime,remount,size=1M").unwrap();
+        assert_eq!(requested.remount.unwrap(), ["rw", "noatime", "remount", "size=1M"]);
+        assert!(requested.mount.options.is_empty());
         assert_eq!(request("m memory: /m -o ro").unwrap().remount, None);
     }
 

@@ -61,7 +61,7 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn paged(&self) -> PagedOptions {
+    fn paged_options(&self) -> PagedOptions {
         let default = PagedOptions::default();
         PagedOptions {
             bytes: self.cache.unwrap_or(default.bytes),
@@ -127,7 +127,7 @@ pub fn run(mut args: ServeArgs) -> Result {
                 binder: None,
                 fs: Arc::clone(&fs),
                 socket: args.socket.clone(),
-                shared: args.shared.then(|| args.paged()),
+                shared: args.shared.then(|| args.paged_options()),
                 admit: args.admit.clone(),
                 max_connections: args.max_connections,
                 max_connections_of_user: args.max_connections_of_user,

@@ -234,7 +234,7 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
     let versioned =
         offer.shared.and_then(|_| VersionedFileSystem::wrap_except(Arc::clone(&fs), unseen));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-    let paged = offer.shared.and_then(|pages| paged(&fs, pages, offer.tree.as_deref()));
+    let paged = offer.shared.and_then(|pages| wrap_paged(&fs, pages, offer.tree.as_deref()));
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
     let max_connections = offer.max_connections;
     let max_connections_of_user =
@@ -313,7 +313,7 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
 }
 
 /// Pages for `fs`, counted apart for each member of a tree.
-fn paged(
+fn wrap_paged(
     fs: &Arc<dyn FileSystem>,
     options: PagedOptions,
     tree: Option<&Namespace>,

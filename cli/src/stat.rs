@@ -113,7 +113,7 @@ fn run_server(args: &StatArgs, mut server: ServerEntry) -> Result {
         (args.stages, "--stages", "requests of its clients do not go through the kernel's FUSE"),
         (args.negotiated, "--negotiated", "each of its clients has negotiated for itself"),
     ];
-    if let Some((_, option, why)) = refused.into_iter().find(|(given, ..)| *given) {
+    if let Some((_, option, why)) = refused.into_iter().find(|(is_set, ..)| *is_set) {
         let socket = &server.socket;
         return Err(CommandFailure::Usage(format!(
             "{socket} is the socket of a server: there is no {option} of it, because {why}; leave {option} \

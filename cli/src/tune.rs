@@ -128,8 +128,8 @@ fn is_meant(name: &str) -> Result<bool> {
         return Err(CommandFailure::Usage(text));
     }
     let mut error = std::io::stderr();
-    let asked = write!(error, "Abort {name}? All its requests will fail. [y/N] ");
-    asked.and_then(|()| error.flush()).map_err(CommandFailure::from_error)?;
+    let prompted = write!(error, "Abort {name}? All its requests will fail. [y/N] ");
+    prompted.and_then(|()| error.flush()).map_err(CommandFailure::from_error)?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).map_err(CommandFailure::from_error)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -201,7 +201,7 @@ pub fn is_ours(mount: &MountEntry) -> bool {
 fn wait_for(path: &Path, served: &UnmountTarget, lazy: bool) -> Result {
     let (pid, begun) = (served.daemon.pid, Instant::now());
     let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };
-    let mut told = false;
+    let mut reported = false;
     while served.is_alive() {
         let waited = begun.elapsed();
         if waited > patience && lazy {
@@ -217,9 +217,9 @@ fn wait_for(path: &Path, served: &UnmountTarget, lazy: bool) -> Result {
                 patience.as_secs()
             )));
         }
-        if waited > QUIET && !told && !lazy {
+        if waited > QUIET && !reported && !lazy {
             error::warn(&format!("waiting for process {pid} to make everything durable"));
-            told = true;
+            reported = true;
         }
         thread::sleep(Duration::from_millis(5));
     }

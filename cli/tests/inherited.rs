@@ -113,8 +113,8 @@ fn a_server_and_a_manager_have_no_limits_masks_and_descriptors_of_their_starter(
     );
     fs::write(place.path("config"), config).unwrap();
     for arguments in [&["serve", "memory:", "socket"][..], &["manager", "config"]] {
-        let told = start_with_limits(&place, arguments);
-        assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{arguments:?}");
+        let result = start_with_limits(&place, arguments);
+        assert_eq!((result.code, result.err.as_str()), (Some(0), ""), "{arguments:?}");
         let answer = place.expect_success(&["stat", "socket", "--json"]);
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         is_free(&place, answer["pid"].as_u64().unwrap() as u32, arguments[0]);
@@ -187,8 +187,14 @@ fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
     // Not killed by the signal, either.
     let script = "ulimit -f 8000; exec \"$@\"";
     let mut mkfs = place.command_of(Path::new("sh"), &["-c", script, "sh", PROGRAM]);
-    let told = from_output(mkfs.args(["mkfs", "uhs", "large", "--size", "64M"]).output().unwrap());
-    assert!(told.code == Some(1) && told.err.contains("ulimit -f"), "{:?} {}", told.code, told.err);
+    let result =
+        from_output(mkfs.args(["mkfs", "uhs", "large", "--size", "64M"]).output().unwrap());
+    assert!(
+        result.code == Some(1) && result.err.contains("ulimit -f"),
+        "{:?} {}",
+        result.code,
+        result.err
+    );
 }
 
 /// Such a run ended by an allocation that failed, or its programs lost their server, without a word about the limit.

@@ -390,11 +390,11 @@ fn a_breakdown_without_requests_gives_the_reason() {
     );
     let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
     place.expect_failure(1, &failing, "the command ended with exit status: 3; no CREATE ended");
-    for (op, told) in
+    for (op, expected) in
         [("reed", "did you mean read?"), ("LOKUP", "did you mean lookup?"), ("xyz", "such as read")]
     {
         let said = place.run(&["breakdown", "mnt", "--op", op, "--", "true"]);
-        assert!(said.code == Some(2) && said.err.contains(told), "{}", said.err);
+        assert!(said.code == Some(2) && said.err.contains(expected), "{}", said.err);
     }
 }
 
@@ -405,9 +405,9 @@ fn a_breakdown_runs_a_command_and_adds_up() {
     let script = "for i in 1 2 3 4 5; do rm -f mnt/$i; : > mnt/$i; done";
     let base = ["breakdown", "mnt", "--op", "create"];
     let run = |more: &[&str]| place.run(&[&base[..], more].concat());
-    let told = run(&["--json", "--", "sh", "-c", script]);
-    assert_eq!(told.code, Some(0), "{}", told.err);
-    let found: Value = serde_json::from_str(&told.out).unwrap();
+    let expected = run(&["--json", "--", "sh", "-c", script]);
+    assert_eq!(expected.code, Some(0), "{}", expected.err);
+    let found: Value = serde_json::from_str(&expected.out).unwrap();
     assert_eq!(found["count"], 5);
     let shares = found["shares"].as_array().unwrap();
     let whole: f64 = shares.iter().map(|share| share["percent"].as_f64().unwrap()).sum();

@@ -163,8 +163,8 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
     place.expect_success(&["manager", "manager.toml", "--log-file", "log"]);
     assert_eq!(processors_of(managed.pid(), "defuse-io"), [last.to_string(), last.to_string()]);
     let log = fs::read_to_string(place.path("log")).unwrap();
-    let told = format!("one: one thread does its I/O, on processor {last} of node 1");
-    assert!(log.contains(&told), "{log}");
+    let shown = format!("one: one thread does its I/O, on processor {last} of node 1");
+    assert!(log.contains(&shown), "{log}");
     // This machine has fewer nodes than it reports. The files are there anyway.
     let script = "cd /x/disks && seq 100000 >one/a && sync && cp one/a two/b && cmp one/a two/b && echo same";
     assert_eq!(managed.shell(script), ("same\n".to_owned(), Some(0)));
@@ -181,7 +181,7 @@ fn a_manager_tells_of_each_device_by_its_path() {
     let memory = "[[device]]\npath = \"/scratch\"\nsource = \"memory:\"\n";
     fs::write(place.path("manager.toml"), config + memory).unwrap();
     place.expect_success(&["manager", "manager.toml"]);
-    let asked = || -> Value {
+    let requested = || -> Value {
         serde_json::from_str(&place.expect_success(&["stat", "socket", "--json"])).unwrap()
     };
     let figure = |answer: &Value, device: usize, name: &str| -> u64 {
@@ -189,14 +189,14 @@ fn a_manager_tells_of_each_device_by_its_path() {
         let found = figures.iter().find(|figure| figure["name"] == name);
         found.unwrap_or_else(|| panic!("{name}: {answer}"))["value"].as_u64().unwrap()
     };
-    let before = asked();
+    let before = requested();
     let paths = [0, 1].map(|device| before["devices"][device]["path"].as_str().unwrap().to_owned());
     assert_eq!(paths, ["/disks/one", "/scratch"]);
     assert_eq!(before["devices"][1]["source"], "memory:");
     let script = "seq 9999 >/x/disks/one/a && sync && echo hello >/x/scratch/b";
     let (out, code) = managed.shell(script);
     assert_eq!(code, Some(0), "{out}");
-    let after = asked();
+    let after = requested();
     assert!(figure(&after, 0, "device_writes") > figure(&before, 0, "device_writes"));
     assert_eq!((figure(&before, 1, "inodes"), figure(&after, 1, "inodes")), (1, 2));
     assert_eq!([0, 1].map(|device| figure(&after, device, "pages_files")), [0, 0]);
@@ -295,13 +295,13 @@ fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fail
     let pid: i32 = managed.shell("cat /x/disks/one/pid").0.trim().parse().unwrap();
     let (out, code) = managed.shell("flock /x/disks/one/held echo mine");
     assert_eq!((out.as_str(), code), ("mine\n", Some(0)));
-    let told: Value = serde_json::from_str(&place.expect_success(&["stat", "--json"])).unwrap();
-    assert_eq!(told["gauges"]["locks_lost"], 1, "{told}");
+    let shown: Value = serde_json::from_str(&place.expect_success(&["stat", "--json"])).unwrap();
+    assert_eq!(shown["gauges"]["locks_lost"], 1, "{shown}");
     let lost = |client: &&Value| client["locks_lost"] == 1 && client["locks"] == 0;
-    assert!(told["clients"].as_array().unwrap().iter().any(|client| lost(&client)), "{told}");
+    assert!(shown["clients"].as_array().unwrap().iter().any(|client| lost(&client)), "{shown}");
     let log = fs::read_to_string(place.path("log")).unwrap();
-    let told = format!("process {pid} (bash)");
-    let line = log.lines().find(|line| line.contains(&told)).unwrap_or_else(|| panic!("{log}"));
+    let shown = format!("process {pid} (bash)");
+    let line = log.lines().find(|line| line.contains(&shown)).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains("lost its lock on /disks/one/held"), "{line}");
     kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
     let said = from_output(holder.wait_with_output().unwrap());

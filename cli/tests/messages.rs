@@ -79,8 +79,8 @@ fn a_closed_output_is_not_a_failure() {
         let mut child = place.command(arguments);
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
-        let told = from_output(child.wait_with_output().unwrap());
-        assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "{arguments:?}");
+        let result = from_output(child.wait_with_output().unwrap());
+        assert_eq!((result.code, result.err.as_str()), (Some(0), ""), "{arguments:?}");
     }
 }
 

@@ -231,8 +231,8 @@ fn a_mount_is_remounted_with_other_flags() {
 fn a_capability_is_switched_off_by_its_name() {
     let Some(place) = TestPlace::new_to_mount() else { return };
     place.expect_success(&["mount", "memory:", "mnt", "-o", "no_handle_killpriv_v2"]);
-    let told = place.expect_success(&["stat", "--negotiated"]);
-    let line = told.lines().find(|line| line.starts_with("HANDLE_KILLPRIV_V2 ")).unwrap();
+    let result = place.expect_success(&["stat", "--negotiated"]);
+    let line = result.lines().find(|line| line.starts_with("HANDLE_KILLPRIV_V2 ")).unwrap();
     assert!(line.contains("not used") && line.contains("option"), "{line}");
 }
 
@@ -461,9 +461,9 @@ fn other_users_get_no_answer_and_cannot_unmount() {
         (["umount", "mnt"], "not permitted to unmount"),
     ] {
         let mut command = place.command_of(&program, &arguments);
-        let told = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
-        assert_eq!(told.code, Some(1));
-        assert!(told.err.contains(text), "{}", told.err);
+        let result = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        assert_eq!(result.code, Some(1));
+        assert!(result.err.contains(text), "{}", result.err);
     }
     place.expect_success(&["umount", "mnt"]);
 }
@@ -616,9 +616,9 @@ fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
         fs::write(place.path("src/file"), [0; 4096]).unwrap();
         place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         let mut python = Command::new("python3");
-        let told = python.args(["-c", STORES]).arg(place.path("mnt/file")).output().unwrap();
-        let told = from_output(told);
-        assert_eq!(told.out, "True\nTrue\n", "{options}: {}", told.err);
+        let result = python.args(["-c", STORES]).arg(place.path("mnt/file")).output().unwrap();
+        let result = from_output(result);
+        assert_eq!(result.out, "True\nTrue\n", "{options}: {}", result.err);
         place.expect_success(&["umount", "mnt"]);
     }
 }
@@ -631,7 +631,7 @@ const WRITES: &str = include_str!("mounts/async_writes.c");
 const MIXED: &str = include_str!("mounts/mixed_access.c");
 
 /// Compiles a program in C, and returns its path.
-fn compiled(place: &TestPlace, name: &str, text: &str) -> PathBuf {
+fn compile_program(place: &TestPlace, name: &str, text: &str) -> PathBuf {
     let (source, program) = (place.path(&format!("{name}.c")), place.path(name));
     fs::write(&source, text).unwrap();
     let mut compiler = Command::new("cc");
@@ -646,7 +646,7 @@ fn compiled(place: &TestPlace, name: &str, text: &str) -> PathBuf {
 #[test]
 fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     let Some(place) = TestPlace::new_to_mount() else { return };
-    let program = compiled(&place, "writes", WRITES);
+    let program = compile_program(&place, "writes", WRITES);
     place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
         ("memory:", "rw"),
@@ -655,10 +655,10 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
         ("passthrough:src", "no_passthrough"),
     ] {
         place.expect_success(&["mount", source, "mnt", "-o", options]);
-        let told =
+        let result =
             from_output(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
-        let found = (told.code, told.out.as_str());
-        assert_eq!(found, (Some(0), "0\n"), "{source} {options}: {}", told.err);
+        let found = (result.code, result.out.as_str());
+        assert_eq!(found, (Some(0), "0\n"), "{source} {options}: {}", result.err);
         place.expect_success(&["umount", "mnt"]);
     }
 }
@@ -666,7 +666,7 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
 #[test]
 fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
     let Some(place) = TestPlace::new_to_mount() else { return };
-    let program = compiled(&place, "mixed", MIXED);
+    let program = compile_program(&place, "mixed", MIXED);
     place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
         ("memory:", "rw"),
@@ -679,10 +679,10 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
         ("passthrough:src", "no_passthrough,writeback"),
     ] {
         place.expect_success(&["mount", source, "mnt", "-o", options]);
-        let told =
+        let result =
             from_output(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
-        let found = (told.code, told.out.as_str());
-        assert_eq!(found, (Some(0), "done\n"), "{source} {options}: {}", told.err);
+        let found = (result.code, result.out.as_str());
+        assert_eq!(found, (Some(0), "done\n"), "{source} {options}: {}", result.err);
         place.expect_success(&["umount", "mnt"]);
     }
 }

@@ -882,16 +882,16 @@ try: print("an answer" if s.recv(4096) else "nothing")
 except ConnectionResetError: print("nothing")
 "#;
     let place = TestPlace::new();
-    let ask = |heir: &str, number: &str, uid: &str| {
+    let ask = |predecessor: &str, number: &str, uid: &str| {
         let mut run =
             place.command(&["run", "--mount", "mem:=memory:", "--", python, "-c", script]);
-        run.args([heir, number, uid]);
+        run.args([predecessor, number, uid]);
         let seen = finish(run);
         seen.out + &seen.err
     };
     let other = "65534";
-    let answers =
-        [("0", "0"), ("0", "7"), ("1", "7")].map(|(heir, number)| ask(heir, number, other));
+    let answers = [("0", "0"), ("0", "7"), ("1", "7")]
+        .map(|(predecessor, number)| ask(predecessor, number, other));
     assert_eq!(answers, ["nothing\n"; 3]);
     assert_eq!(ask("0", "0", "0"), "an answer\n", "otherwise this proves nothing");
 }

@@ -48,8 +48,8 @@ fn the_helper_of_umount_8_waits_until_the_daemon_has_ended() {
         place.expect_success(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         let pid = place.pid();
-        let told = call(&["mnt", "-v", "-t", "fuse.defuse"]);
-        assert_eq!((told.code, told.err.as_str()), (Some(0), ""));
+        let result = call(&["mnt", "-v", "-t", "fuse.defuse"]);
+        assert_eq!((result.code, result.err.as_str()), (Some(0), ""));
         assert!(has_ended(pid), "the daemon goes on");
     }
     place.expect_success(&["mount", "uhs:img", "mnt"]);
@@ -76,8 +76,8 @@ fn an_unmount_waits_for_a_daemon_that_is_registered_elsewhere() {
         let stat = elsewhere(&["stat", "mnt"]);
         assert_eq!(stat.code, Some(1), "{}", stat.out);
         assert!(stat.err.contains(&format!("process {}", pid.as_raw_nonzero())), "{}", stat.err);
-        let told = elsewhere(&["umount", "mnt"]);
-        assert_eq!((told.code, told.err.as_str()), (Some(0), ""));
+        let result = elsewhere(&["umount", "mnt"]);
+        assert_eq!((result.code, result.err.as_str()), (Some(0), ""));
         assert!(has_ended(pid), "the daemon goes on");
     }
 }
@@ -108,9 +108,9 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
     let pid = place.pid();
     mount_bind(&mnt, &other).unwrap();
     fs::write(mnt.join("file"), "x").unwrap();
-    let told = place.run(&["umount", "mnt"]);
-    assert_eq!(told.code, Some(0), "{}", told.err);
-    let text = told.err;
+    let result = place.run(&["umount", "mnt"]);
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    let text = result.err;
     assert!(text.contains(&format!("unmounted {}", mnt.display())), "{text}");
     assert!(text.contains(&format!("defuse umount {}", other.display())), "{text}");
     assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "x");
@@ -144,9 +144,13 @@ fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
     place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
     let Some(mut copy) = namespace(&place, "1000") else { return };
-    let told = place.run(&["umount", "mnt"]);
-    assert_eq!(told.code, Some(0), "{}", told.err);
-    assert!(told.err.contains(&format!("nsenter --target {} --mount", copy.id())), "{}", told.err);
+    let result = place.run(&["umount", "mnt"]);
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    assert!(
+        result.err.contains(&format!("nsenter --target {} --mount", copy.id())),
+        "{}",
+        result.err
+    );
     // It is not here any more.
     let again = place.run(&["umount", "mnt"]);
     assert_eq!(again.code, Some(1));
@@ -184,13 +188,13 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     let mut inside = place.command_of(Path::new("nsenter"), &["--target", &target, "--mount"]);
     let mount = place.path("mnt");
     let source = format!("uhs:{}", place.path("img").display());
-    let told = inside.arg(PROGRAM).args(["mount", &source]).arg(&mount).output();
-    let told = from_output(told.unwrap());
-    assert_eq!(told.code, Some(0), "{}", told.err);
-    let told = place.run(&["umount", "mnt"]);
-    assert_eq!(told.code, Some(1));
-    assert!(told.err.contains("is not mounted here"), "{}", told.err);
-    let pid = told.err.rsplit_once("kill ").unwrap().1;
+    let result = inside.arg(PROGRAM).args(["mount", &source]).arg(&mount).output();
+    let result = from_output(result.unwrap());
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    let result = place.run(&["umount", "mnt"]);
+    assert_eq!(result.code, Some(1));
+    assert!(result.err.contains("is not mounted here"), "{}", result.err);
+    let pid = result.err.rsplit_once("kill ").unwrap().1;
     let pid: String = pid.chars().take_while(char::is_ascii_digit).collect();
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
@@ -210,8 +214,8 @@ fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
         write_much(&place, round);
         let pid = place.pid();
         let Some(mut copy) = namespace(&place, "0.4") else { return };
-        let told = place.run(&["umount", "mnt"]);
-        assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "round {round}");
+        let result = place.run(&["umount", "mnt"]);
+        assert_eq!((result.code, result.err.as_str()), (Some(0), ""), "round {round}");
         assert!(has_ended(pid), "the daemon goes on");
         copy.wait().unwrap();
     }

@@ -194,8 +194,8 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// `EPERM` if this connection takes over from no other, or is settled; `ESTALE` and `EBADF` for objects that the
     /// other connection does not have.
-    pub fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
-        self.ledger.take_over(legacy)
+    pub fn take_over(&self, inherited: &InheritedInode) -> Result<()> {
+        self.ledger.take_over(inherited)
     }
 
     /// Ends the right to take over.

@@ -471,13 +471,13 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let call = self.check(cx, &[file.ino])?;
         self.ledger.admit_lock(request)?;
         call.guard(|guard| guard.lock(file, request))?;
-        let (lower, asked) = (self.lower(file)?, self.lower_request(request));
+        let (lower, lowered) = (self.lower(file)?, self.lower_request(request));
         self.ledger.locks(file, request);
-        let mut taken = call.fs.setlk(cx, lower, &asked);
+        let mut taken = call.fs.setlk(cx, lower, &lowered);
         if taken == Err(Errno::EAGAIN) {
             // The holder may have ended in between, too: try again in any case.
             self.await_ended();
-            taken = call.fs.setlk(cx, lower, &asked);
+            taken = call.fs.setlk(cx, lower, &lowered);
         }
         if taken.is_ok() {
             self.ledger.record_lock(file.ino, request);
@@ -492,8 +492,8 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             Err(errno) => return wait.finish(Err(errno)),
         };
         let (ledger, service) = (Arc::clone(&self.ledger), Arc::clone(&self.service));
-        let asked = self.lower_request(&request);
-        let listed = service.watch.wait(file.ino, asked, Instant::now());
+        let lowered = self.lower_request(&request);
+        let listed = service.watch.wait(file.ino, lowered, Instant::now());
         let listed = RegisteredWait { service, number: listed };
         let account = |answer: LockAnswer| -> LockAnswer {
             Box::new(move |taken| {
@@ -506,7 +506,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         };
         match self.lower(file) {
             Ok(lower) => {
-                let wait = wait.map_file(|_| lower).map_request(|_| asked);
+                let wait = wait.map_file(|_| lower).map_request(|_| lowered);
                 self.behind.unchecked().setlkw(wait.map_answer(account));
             }
             Err(errno) => wait.finish(Err(errno)),

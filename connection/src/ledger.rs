@@ -70,7 +70,7 @@ struct FamilyLedger {
 struct FileMappings {
     count: u64,
     /// The requested bytes of the file, and the charged bytes.
-    asked: u64,
+    requested: u64,
     charged: u64,
 }
 
@@ -102,7 +102,7 @@ impl ListedInodes {
 #[derive(Default)]
 struct ConnectionHoldings {
     lookups: HashMap<Ino, u64>,
-    told: ListedInodes,
+    listed: ListedInodes,
     /// The number of open files of each inode.
     opens: HashMap<Ino, u64>,
     open: HashMap<(Ino, Fh), OwnOpenFile>,
@@ -152,22 +152,27 @@ struct FamilyHoldings {
 /// connections of a family hold.
 #[derive(Clone, Copy, Default)]
 struct LookupCount {
-    given: u64,
+    granted: u64,
     held: u64,
 }
 
 impl LookupCount {
     fn give(&mut self) {
-        self.given += 1;
+        self.granted += 1;
         self.held += 1;
     }
 
     /// Removes `count` that a connection held. Returns how many the file system gets back.
     fn drop(&mut self, count: u64) -> u64 {
-        assert!(self.given <= self.held, "{} were given and {} are held", self.given, self.held);
+        assert!(
+            self.granted <= self.held,
+            "{} were given and {} are held",
+            self.granted,
+            self.held
+        );
         take(&mut self.held, count);
-        let back = self.given - self.given.min(self.held);
-        self.given -= back;
+        let back = self.granted - self.granted.min(self.held);
+        self.granted -= back;
         back
     }
 }
@@ -267,41 +272,41 @@ impl ConnectionLedger {
 
     /// Takes over one object. `EPERM` if this ledger takes over from no other, or was settled; `ESTALE` and `EBADF`
     /// for objects that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
-    pub(crate) fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
+    pub(crate) fn take_over(&self, inherited: &InheritedInode) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
         self.admit_lookup()?;
-        if legacy.fh.is_some() {
+        if inherited.fh.is_some() {
             self.admit_open()?;
         }
-        let at = shard_index(legacy.ino);
-        if !source.holds(legacy.ino) {
+        let at = shard_index(inherited.ino);
+        if !source.holds(inherited.ino) {
             return Err(Errno::ESTALE);
         }
         // The connection that takes over is younger than the other one, so that the order of locks is always the
         // same.
         let theirs = lock(&source.own[at]);
-        let (mut own, mut family) = self.shard(legacy.ino);
-        if let Some(fh) = legacy.fh {
-            let key = (legacy.ino, fh);
+        let (mut own, mut family) = self.shard(inherited.ino);
+        if let Some(fh) = inherited.fh {
+            let key = (inherited.ino, fh);
             // The new connection gets no more access than the other one, regardless of its request.
             let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
             let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
-            let modes = before.modes.intersect(AccessModes::from_mode(legacy.mode));
+            let modes = before.modes.intersect(AccessModes::from_mode(inherited.mode));
             if own.open.insert(key, OwnOpenFile { modes, ..before }).is_none() {
                 open.held += 1;
                 open.keeps += u64::from(!before.flushed);
-                *own.opens.entry(legacy.ino).or_default() += 1;
+                *own.opens.entry(inherited.ino).or_default() += 1;
                 self.usage.add_opens(1);
                 if let (Some(paths), Some(before)) = (&self.paths, &source.paths) {
-                    paths.take_over(before, legacy.ino);
+                    paths.take_over(before, inherited.ino);
                 }
             }
         }
-        if legacy.ino != Ino::ROOT {
-            own.add_lookup(legacy.ino, &self.usage);
-            family.lookups.entry(legacy.ino).or_default().held += 1;
+        if inherited.ino != Ino::ROOT {
+            own.add_lookup(inherited.ino, &self.usage);
+            family.lookups.entry(inherited.ino).or_default().held += 1;
         }
-        let stays = |key: &&LockKey| key.0 == legacy.ino && legacy.process_locks;
+        let stays = |key: &&LockKey| key.0 == inherited.ino && inherited.process_locks;
         for &key in theirs.locks.iter().filter(stays) {
             if own.locks.insert(key) {
                 *family.locks.entry(key).or_default() += 1;
@@ -405,7 +410,7 @@ impl ConnectionLedger {
     /// Records that `ino` was reported to the client, which may name it for some time.
     pub(crate) fn record_report(&self, ino: Ino) {
         if ino != Ino::ROOT {
-            lock(&self.own[shard_index(ino)]).told.add(ino);
+            lock(&self.own[shard_index(ino)]).listed.add(ino);
         }
     }
 
@@ -503,9 +508,9 @@ impl ConnectionLedger {
         let mut own = lock(&self.own[shard_index(ino)]);
         let mapping = own.maps.entry(ino).or_default();
         mapping.count += 1;
-        mapping.asked = mapping.asked.saturating_add(len);
+        mapping.requested = mapping.requested.saturating_add(len);
         // Other clients may have mapped far more of the file.
-        let charged = mapping.asked.min(memory.taken).max(mapping.charged);
+        let charged = mapping.requested.min(memory.taken).max(mapping.charged);
         self.usage.charge_mapped(charged - mapping.charged);
         mapping.charged = charged;
         Ok(memory)
@@ -618,7 +623,7 @@ impl ConnectionLedger {
             let (own, family) = (lock(own), lock(family));
             for (ino, &count) in &own.lookups {
                 let all = family.lookups.get(ino).expect("the family holds the inode");
-                assert!(0 < count && count <= all.held && all.given <= all.held, "{ino:?}");
+                assert!(0 < count && count <= all.held && all.granted <= all.held, "{ino:?}");
             }
             for (key, mine) in &own.open {
                 let all = family.open.get(key).expect("the family has the open file");
@@ -640,7 +645,7 @@ impl ConnectionHoldings {
     /// True if the client may name `ino`: it has a lookup or an open file of the inode, or the inode was reported to
     /// it.
     fn may_name(&self, ino: Ino) -> bool {
-        self.lookups.contains_key(&ino) || self.told.has(ino) || self.opens.contains_key(&ino)
+        self.lookups.contains_key(&ino) || self.listed.has(ino) || self.opens.contains_key(&ino)
     }
 
     fn add_lookup(&mut self, ino: Ino, usage: &ConnectionUsage) {

@@ -115,11 +115,11 @@ mod tests {
         }
         find(2, "late", 4);
         paths.record_open(Ino(4));
-        let (heir, child) = (ConnectionPaths::default(), paths.clone());
-        heir.take_over(&paths, Ino(3));
+        let (successor, child) = (ConnectionPaths::default(), paths.clone());
+        successor.take_over(&paths, Ino(3));
         paths.record_close(Ino(3));
         assert_eq!((text(&paths, 3), text(&paths, 4).as_deref()), (None, Some("…/late")));
-        let shared = [&heir, &child].map(|one| text(one, 3));
+        let shared = [&successor, &child].map(|one| text(one, 3));
         assert_eq!(shared, [Some("/dir/file".to_owned()), Some("/dir/file".to_owned())]);
         // This client did not find it.
         paths.record_open(Ino(5));

@@ -57,7 +57,7 @@ impl<F: FileSystem> PeerConnection<F> {
         dir: Ino,
         wanted: WantedFiles,
         version: impl Fn(Ino) -> Option<u64>,
-        mut told: impl FnMut(WholeOpenFile) -> bool,
+        mut report: impl FnMut(WholeOpenFile) -> bool,
     ) -> Result<Option<u64>> {
         // A call whose error reaches the program reports a lost lock to the client.
         if self.has_lost() {
@@ -95,7 +95,7 @@ impl<F: FileSystem> PeerConnection<F> {
                 // A file that cannot be opened is left to a later open of the client.
                 if let Ok(file) = self.open_whole(cx, ino, wanted, &version) {
                     let (ino, fh) = (file.ino, file.opened.fh);
-                    if !told(file) {
+                    if !report(file) {
                         self.close_ahead(cx, File { ino, fh }, (wanted.flags, false));
                         return Ok(Some(at));
                     }

@@ -57,7 +57,7 @@ impl<F: FileSystem> PeerConnection<F> {
         cx: &Context<'_>,
         from: Ino,
         path: NormalPath<'_>,
-        mut told: impl FnMut(PathStep),
+        mut report: impl FnMut(PathStep),
     ) -> Result<WalkEnd> {
         let call = self.check(cx, &[from])?;
         let mut names = path.names().peekable();
@@ -72,7 +72,7 @@ impl<F: FileSystem> PeerConnection<F> {
             }
             match resolved {
                 PathResolution::Inode { ino, attr, open_to_all } => {
-                    told(PathStep { ino, attr, open_to_all });
+                    report(PathStep { ino, attr, open_to_all });
                     if attr.kind != FileKind::Directory && names.peek().is_some() {
                         return Ok(WalkEnd::Walk);
                     }
@@ -99,7 +99,7 @@ impl<F: FileSystem> PeerConnection<F> {
         cx: &Context<'_>,
         dir: Ino,
         most: usize,
-        mut told: impl FnMut(Name<'_>, PathStep) -> bool,
+        mut report: impl FnMut(Name<'_>, PathStep) -> bool,
     ) -> Result<()> {
         let call = self.check(cx, &[dir])?;
         let rights = self.ledger.names().and_then(|names| names.rights(dir));
@@ -119,7 +119,7 @@ impl<F: FileSystem> PeerConnection<F> {
                             resolved,
                         });
                     }
-                    if !told(name, PathStep { ino, attr, open_to_all }) {
+                    if !report(name, PathStep { ino, attr, open_to_all }) {
                         break;
                     }
                 }

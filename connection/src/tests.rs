@@ -449,8 +449,12 @@ fn each_method_of_the_contract_is_written_and_checked() {
         let given = ["Entry", "OpenReply"]
             .iter()
             .any(|given| body.split('{').next().unwrap().contains(given));
-        let accounted =
-            ["self.record_grant(", "self.record_lookup(", "self.record_open(", "self.record_created("];
+        let accounted = [
+            "self.record_grant(",
+            "self.record_lookup(",
+            "self.record_open(",
+            "self.record_created(",
+        ];
         assert_eq!(given, accounted.iter().any(|text| body.contains(text)), "{name}");
         count += 1;
     }

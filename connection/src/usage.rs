@@ -362,10 +362,10 @@ mod tests {
         assert_eq!((all(&one), all(&two), all(&other)), (full, full, [Ok(()); 3]));
         assert_eq!(one.copy().err(), Some(Errno::ENFILE));
         // A connection that ends gives everything back, also if its ledger stays for the next program's connection.
-        let heir = one.prepare_exec(users.account_of(6));
+        let successor = one.prepare_exec(users.account_of(6));
         one.usage.end();
         assert_eq!(all(&two), [Ok(()); 3]);
-        drop((heir, wait, one));
+        drop((successor, wait, one));
         assert!(two.begin_wait().is_ok());
     }
 

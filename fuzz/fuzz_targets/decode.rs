@@ -35,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
 /// Checks that everything a request borrows is in the input, and that all iterators end.
 fn check(request: &DecodedRequest<'_>, input: &[u8]) {
     let input = input.as_ptr_range();
-    let inside = |bytes: &[u8]| assert!(within(&input, bytes));
+    let inside = |bytes: &[u8]| assert!(is_within(&input, bytes));
     let name = |name: &[u8]| {
         inside(name);
         assert!(!name.contains(&0));
@@ -89,20 +89,20 @@ fn check(request: &DecodedRequest<'_>, input: &[u8]) {
 fn payload(data: RequestPayload<'_>, size: u32, input: &Range<*const u8>) {
     assert_eq!(data.len(), size as usize);
     if let RequestPayload::Memory(bytes) = data {
-        assert!(within(input, bytes));
+        assert!(is_within(input, bytes));
     }
 }
 
 fn extensions(ext: &RequestExtensions<'_>, input: &Range<*const u8>) {
     for context in ext.security_contexts() {
-        assert!(within(input, context.name) && within(input, context.value));
+        assert!(is_within(input, context.name) && within(input, context.value));
     }
     assert!(ext.security_contexts().count() <= 31);
-    assert!(within(input, ext.groups().as_bytes()));
+    assert!(is_within(input, ext.groups().as_bytes()));
 }
 
 /// True if `bytes` is in the input. An empty slice may point anywhere.
-fn within(input: &Range<*const u8>, bytes: &[u8]) -> bool {
+fn is_within(input: &Range<*const u8>, bytes: &[u8]) -> bool {
     let range = bytes.as_ptr_range();
     bytes.is_empty() || (input.start <= range.start && range.end <= input.end)
 }

@@ -17,7 +17,7 @@ fn number(message: &[u8]) -> u64 {
 
 fuzz_target!(|input: &[u8]| {
     let (memory, fd) = MappedMemory::new().unwrap();
-    let desk = LaneServer::new(memory);
+    let server = LaneServer::new(memory);
     let client = MappedMemory::from_fd(fd).unwrap();
     let mut lane = ClientLane::new(0);
     let mut room = [0; 512];
@@ -30,13 +30,13 @@ fuzz_target!(|input: &[u8]| {
                 let number = number_in(at % (LANES + 1), u64::from(value));
                 client.write(8192 + 8, &number.to_ne_bytes());
             }
-            2 => match desk.take(&mut room, number, |_, len| len) {
+            2 => match server.take(&mut room, number, |_, len| len) {
                 Ok(taken) => assert!(taken.is_none_or(|arrived| arrived.len <= 512)),
                 Err(_) => return,
             },
             3 => {
                 let number = number_in(0, u64::from(value));
-                if desk.answer(0, number, &[&room[..at]], &[0; 16]).is_err() {
+                if server.answer(0, number, &[&room[..at]], &[0; 16]).is_err() {
                     return;
                 }
             }

@@ -228,7 +228,7 @@ impl ProgramFileSystem {
 
     /// The entry with its type, for which the program is asked if it has not said so: programs that walk trees, such as find(1), rely
     /// on it.
-    fn typed(&self, dir: PathArg<'_>, entry: ProgramEntry) -> PathDirEntry {
+    fn add_kind(&self, dir: PathArg<'_>, entry: ProgramEntry) -> PathDirEntry {
         let is_dots = matches!(&entry.name[..], b"." | b"..");
         let found = || {
             let dir = dir.filter(|_| !is_dots)?.to_bytes();
@@ -693,7 +693,7 @@ impl PathFileSystem for ProgramFileSystem {
         }
         self.with_file(cx, dir, |path, info| {
             let listed = self.table.readdir(path, info)?;
-            Ok(listed.into_iter().map(|entry| self.typed(path, entry)).collect())
+            Ok(listed.into_iter().map(|entry| self.add_kind(path, entry)).collect())
         })
     }
 

@@ -90,7 +90,7 @@ pub struct FuseHandle {
     has_exited: AtomicBool,
     signal: AtomicI32,
     /// Counts the reasons to leave the loop.
-    bell: OwnedFd,
+    wake_fd: OwnedFd,
 }
 
 /// The settings, whose pointer is never read here.
@@ -129,7 +129,7 @@ impl FuseHandle {
         if !foreign.is_empty() {
             return Err(format!("fuse: unknown option(s): `{}'", foreign.join(",")));
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| format!("fuse: eventfd: {errno}"))?;
         Ok(Box::new(FuseHandle {
             version,
@@ -143,7 +143,7 @@ impl FuseHandle {
             is_initialised: AtomicBool::new(false),
             has_exited: AtomicBool::new(false),
             signal: AtomicI32::new(0),
-            bell,
+            wake_fd,
         }))
     }
 
@@ -170,7 +170,7 @@ impl FuseHandle {
     }
 
     /// The mount.
-    pub fn mounted(&self) -> Option<Arc<MountedDevice>> {
+    pub fn mounted_device(&self) -> Option<Arc<MountedDevice>> {
         lock(&self.mounted).clone()
     }
 
@@ -207,13 +207,13 @@ impl FuseHandle {
 
     fn ring(&self) {
         // A counter that is full has been rung.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes());
     }
 
     /// Serves the mount until it is unmounted, or until [`exit`](Self::exit). Returns 0, the number of the signal that has ended the
     /// loop, or -1 after an error, which was printed. `threads` is the number of threads; `None` lets the session decide.
     pub fn run(&self, threads: Option<usize>) -> c_int {
-        let Some(mounted) = self.mounted() else {
+        let Some(mounted) = self.mounted_device() else {
             error("fuse: nothing is mounted: call fuse_mount first");
             return -1;
         };
@@ -254,7 +254,7 @@ impl FuseHandle {
                 }
                 self.ring();
             });
-            self.wait_for_bell();
+            self.wait_for_wake();
             self.has_exited.store(true, Ordering::SeqCst);
             stopper.stop();
         });
@@ -266,12 +266,12 @@ impl FuseHandle {
     }
 
     /// Waits until the loop ends.
-    fn wait_for_bell(&self) {
+    fn wait_for_wake(&self) {
         let mut count = [0; 8];
         loop {
-            let mut fds = [PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+            let mut fds = [PollFd::from_borrowed_fd(self.wake_fd.as_fd(), PollFlags::IN)];
             // An error is a signal: the loop continues unless its handler has rung.
-            if poll(&mut fds, None).is_ok() && rustix::io::read(&self.bell, &mut count).is_ok() {
+            if poll(&mut fds, None).is_ok() && rustix::io::read(&self.wake_fd, &mut count).is_ok() {
                 return;
             }
         }

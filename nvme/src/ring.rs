@@ -22,7 +22,7 @@ pub(crate) struct QueuePair {
     completion_doorbell: u32,
     tail: u16,
     /// The tail that was last written to the doorbell.
-    told: u16,
+    published: u16,
     head: u16,
     /// Completions were taken, but not yet released by the doorbell.
     taken: bool,
@@ -58,7 +58,7 @@ impl QueuePair {
             submission_doorbell: capabilities.submission_doorbell(number),
             completion_doorbell: capabilities.completion_doorbell(number),
             tail: 0,
-            told: 0,
+            published: 0,
             head: 0,
             taken: false,
             phase: true,
@@ -68,7 +68,7 @@ impl QueuePair {
     /// Makes the queues empty, while the controller does not know them.
     pub(crate) fn clear(&mut self) {
         self.completions.clear();
-        (self.tail, self.told, self.head) = (0, 0, 0);
+        (self.tail, self.published, self.head) = (0, 0, 0);
         (self.phase, self.taken) = (true, false);
     }
 
@@ -98,8 +98,8 @@ impl QueuePair {
     /// Rings the doorbell for all written commands.
     #[inline]
     pub(crate) fn ring(&mut self) {
-        if self.told != self.tail {
-            self.told = self.tail;
+        if self.published != self.tail {
+            self.published = self.tail;
             self.transport.write32(self.submission_doorbell, u32::from(self.tail));
         }
     }

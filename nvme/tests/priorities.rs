@@ -39,8 +39,8 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
         disk.queue_with(QueuePriority::Low, 4).unwrap(),
         disk.queue_for(QueuePurpose::Behind, 4).unwrap(),
     ];
-    let told = [(1, 2), (2, 1), (3, 3), (4, 3)];
-    assert_eq!(model.priorities(), told);
+    let expected = [(1, 2), (2, 1), (3, 3), (4, 3)];
+    assert_eq!(model.priorities(), expected);
     // A reset forgets the queues, and they are made again with their priorities.
     model.fail(|victim| (victim.number == 0).then_some(ControllerFault::Break));
     queues[1].push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
@@ -58,7 +58,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
         }
         assert!(done.iter().all(|done| done.result.is_ok()));
     }
-    assert_eq!((disk.count_resets(), model.priorities()), (1, told.to_vec()));
+    assert_eq!((disk.count_resets(), model.priorities()), (1, expected.to_vec()));
     assert_eq!(model.weights(), Some([16, 4, 1]), "also after the reset");
     drop(queues);
     let (model, disk) = open(false);

@@ -43,7 +43,7 @@ impl Recorder {
     }
 
     /// Creates a recorder that counts nothing, for measuring the cost of counting.
-    pub fn disabled() -> Self {
+    pub fn new_disabled() -> Self {
         Recorder::new_counting(false)
     }
 
@@ -462,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_recorder_that_is_off_counts_nothing() {
-        let recorder = Recorder::disabled();
+        let recorder = Recorder::new_disabled();
         let cells = recorder.cells();
         cells.record(Op::READ, 100, true);
         cells.record_stage(RequestStage::Total, Op::READ, 100, true);

@@ -30,7 +30,7 @@ struct ArenaRange {
 }
 
 impl ArenaRange {
-    const fn after(self, bytes: usize) -> ArenaRange {
+    const fn tail(self, bytes: usize) -> ArenaRange {
         ArenaRange { at: self.at + bytes, room: self.room - bytes }
     }
 }
@@ -114,7 +114,7 @@ impl ClientLane {
         let head = parts.first().map_or(0, |head| head.len());
         let at = if request > ROOM { LONG.at + lead(head).min(LARGE - request) } else { 0 };
         let reply = match reply > ROOM {
-            true => LONG.after(lead(SHORTEST.1)),
+            true => LONG.tail(lead(SHORTEST.1)),
             false => ArenaRange { at: HALF, room: ROOM },
         };
         let sleeps = self.push(memory, at, parts, reply)?;

@@ -51,7 +51,7 @@ struct NameSlot {
     name_len: u32,
     open_to_all: u32,
     ino: u64,
-    told: NameVersions,
+    stamps: NameVersions,
     attributes: [u8; ATTRIBUTES],
     name: [u8; NAME_MAX],
 }
@@ -63,7 +63,7 @@ const AT_DIR: usize = std::mem::offset_of!(NameSlot, dir);
 const AT_INO: usize = std::mem::offset_of!(NameSlot, ino);
 /// The position of the attribute stamp in a slot. The attributes follow.
 const AT_MOMENT: usize =
-    std::mem::offset_of!(NameSlot, told) + std::mem::offset_of!(NameVersions, attributes);
+    std::mem::offset_of!(NameSlot, stamps) + std::mem::offset_of!(NameVersions, attributes);
 const _: () =
     assert!(AT_MOMENT + size_of::<AttributeStamp>() == std::mem::offset_of!(NameSlot, attributes));
 
@@ -114,7 +114,7 @@ fn now_ns() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundName {
     /// The versions at its publication.
-    pub told: NameVersions,
+    pub stamps: NameVersions,
     /// True if every user may search its directory.
     pub open_to_all: bool,
     /// The inode and its attributes; `None` if the name does not exist.
@@ -127,7 +127,7 @@ pub struct ResolvedName {
     /// The directory.
     pub dir: u64,
     /// The versions at its publication.
-    pub told: NameVersions,
+    pub stamps: NameVersions,
     name: [u8; NAME_MAX],
     len: usize,
 }
@@ -266,18 +266,18 @@ impl<M: WritableMemory> NameWriter<M> {
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
-        let told = NameSlot {
+        let stamps = NameSlot {
             sequence: 0,
             dir,
             name_len: name.len() as u32,
             open_to_all: found.open_to_all.into(),
             ino,
-            told: found.told,
+            stamps: found.stamps,
             attributes,
             name: padded,
         };
         let former = memory.load64(slot_at(slot) + AT_INO);
-        self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
+        self.write(slot, AT_DIR, &stamps.as_bytes()[AT_DIR..]);
         memory.store32(tag_at(slot), tag);
         (slot as SlotNumber, former)
     }
@@ -286,8 +286,8 @@ impl<M: WritableMemory> NameWriter<M> {
     pub fn get(&self, place: SlotNumber, ino: u64) -> Option<ResolvedName> {
         let slot = place as usize;
         let _alone = self.lock(slot / WAYS % LOCKS);
-        let NameSlot { dir, name_len, ino: found, told, name, .. } = read(&self.memory, slot);
-        (found == ino).then_some(ResolvedName { dir, told, name, len: name_len as usize })
+        let NameSlot { dir, name_len, ino: found, stamps, name, .. } = read(&self.memory, slot);
+        (found == ino).then_some(ResolvedName { dir, stamps, name, len: name_len as usize })
     }
 
     /// Publishes new attributes of an inode, in the slot of a name that was published before and leads to it.
@@ -295,7 +295,7 @@ impl<M: WritableMemory> NameWriter<M> {
         &self,
         place: SlotNumber,
         ino: u64,
-        told: AttributeStamp,
+        stamps: AttributeStamp,
         attributes: &[u8; ATTRIBUTES],
     ) {
         let slot = place as usize;
@@ -303,7 +303,7 @@ impl<M: WritableMemory> NameWriter<M> {
         if self.memory.load64(slot_at(slot) + AT_INO) == ino {
             let mut bytes = [0; size_of::<AttributeStamp>() + ATTRIBUTES];
             let (moment, rest) = bytes.split_at_mut(size_of::<AttributeStamp>());
-            moment.copy_from_slice(told.as_bytes());
+            moment.copy_from_slice(stamps.as_bytes());
             rest.copy_from_slice(attributes);
             self.write(slot, AT_MOMENT, &bytes);
         }
@@ -358,7 +358,7 @@ impl<M: ReadableMemory> NameReader<M> {
             (is_whole && slot.is_of(dir, name)).then_some(slot)
         })?;
         let inode = (found.ino != 0).then_some((found.ino, found.attributes));
-        Some(FoundName { told: found.told, open_to_all: found.open_to_all != 0, inode })
+        Some(FoundName { stamps: found.stamps, open_to_all: found.open_to_all != 0, inode })
     }
 }
 
@@ -373,9 +373,9 @@ mod tests {
     }
 
     fn make_found(ino: u64, at: u64) -> FoundName {
-        let told =
+        let stamps =
             NameVersions { name: 1, rights: 2, attributes: AttributeStamp { version: 3, at } };
-        FoundName { told, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
+        FoundName { stamps, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
     }
 
     #[test]
@@ -397,9 +397,9 @@ mod tests {
         let (place, _) = names.publish(1, b"name", &make_found(8, 2));
         let new = AttributeStamp { version: 4, at: 3 };
         names.publish_attributes(place, 8, new, &[9; ATTRIBUTES]);
-        let told = NameVersions { attributes: new, ..make_found(8, 2).told };
+        let stamps = NameVersions { attributes: new, ..make_found(8, 2).stamps };
         let inode = Some((8, [9; ATTRIBUTES]));
-        assert_eq!(reader.find(1, b"name"), Some(FoundName { told, inode, open_to_all: true }));
+        assert_eq!(reader.find(1, b"name"), Some(FoundName { stamps, inode, open_to_all: true }));
     }
 
     #[test]
@@ -446,11 +446,11 @@ mod tests {
                 }
             });
             while !writer.is_finished() {
-                if let Some(FoundName { inode: Some((ino, bytes)), told, .. }) =
+                if let Some(FoundName { inode: Some((ino, bytes)), stamps, .. }) =
                     reader.find(1, b"name")
                 {
                     assert_eq!(bytes, [ino as u8; ATTRIBUTES]);
-                    assert_eq!((told.attributes.at % 200 + 1 == ino, told.name), (true, 1));
+                    assert_eq!((stamps.attributes.at % 200 + 1 == ino, stamps.name), (true, 1));
                 }
             }
         });

@@ -12,15 +12,15 @@ const ARENA_AT: usize = FIRST + 4096;
 const ARENA: u32 = arena_of(0) as u32;
 
 struct LaneFixture {
-    desk: LaneServer<MappedMemory>,
+    server: LaneServer<MappedMemory>,
     client: MappedMemory,
 }
 
 impl LaneFixture {
     fn new() -> LaneFixture {
         let (memory, fd) = MappedMemory::new().unwrap();
-        let desk = LaneServer::new(memory);
-        LaneFixture { desk, client: MappedMemory::from_fd(fd).unwrap() }
+        let server = LaneServer::new(memory);
+        LaneFixture { server, client: MappedMemory::from_fd(fd).unwrap() }
     }
 
     /// Submits an entry of these words to lane 0, with a request of `number`.
@@ -38,7 +38,7 @@ impl LaneFixture {
     fn take(&self) -> Result<Option<usize>, ProtocolViolation> {
         let mut room = [0; 4096];
         let number = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
-        self.desk
+        self.server
             .take(&mut room, number, |_, len| len)
             .map(|taken| taken.map(|arrived| arrived.len))
     }
@@ -64,14 +64,14 @@ fn a_client_that_claims_all_lanes_is_looked_for_in_those_that_it_has() {
     let world = LaneFixture::new();
     world.client.store(192, u32::MAX);
     assert_eq!(world.take(), Ok(None));
-    assert_eq!(world.desk.answer(LANES - 1, number_in(LANES - 1, 2), &[], &[0; 16]), Ok(false));
-    world.client.add_block(world.desk.add_block().unwrap()).unwrap();
+    assert_eq!(world.server.answer(LANES - 1, number_in(LANES - 1, 2), &[], &[0; 16]), Ok(false));
+    world.client.add_block(world.server.add_block().unwrap()).unwrap();
     let mut lane = ClientLane::new(2 * LANES_OF_BLOCK - 1);
     let number = lane.next_number();
     let message = [&[0; 8][..], &number.to_ne_bytes(), &[0; 32]].concat();
     lane.submit(&world.client, number, &[&message], 0).unwrap();
     assert_eq!(world.take(), Ok(Some(48)));
-    assert_eq!(world.desk.answer(31, number, &[&[7; 20]], &[0; 16]), Ok(true));
+    assert_eq!(world.server.answer(31, number, &[&[7; 20]], &[0; 16]), Ok(true));
     assert_eq!(lane.poll(&world.client).unwrap().unwrap().len, 20);
     world.client.store(BYTES + 4096, 77);
     assert_eq!(world.take(), Err(ProtocolViolation("more submissions than entries")));
@@ -118,7 +118,7 @@ fn a_client_has_no_more_requests_and_untaken_replies_than_entries() {
     let world = LaneFixture::new();
     let ask = |count: u64| {
         world.submit(entry, number_in(0, count)).unwrap();
-        world.desk.answer(0, number_in(0, count), &[&[0; 16]], &[0; 16])
+        world.server.answer(0, number_in(0, count), &[&[0; 16]], &[0; 16])
     };
     assert!((0..32).all(|count| ask(count) == Ok(true)));
     assert!(ask(32).is_err());
@@ -129,17 +129,17 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     let world = LaneFixture::new();
     let number = number_in(0, 2);
     assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
-    assert_eq!(world.desk.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
+    assert_eq!(world.server.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
     // No open request has this number.
-    assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
-    assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
+    assert_eq!(world.server.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
+    assert_eq!(world.server.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
     let mut seen = [0; 200];
     world.client.read(ARENA_AT + 4096, &mut seen);
     assert_eq!((&seen[..16], &seen[16..]), (&[9; 16][..], &[0; 184][..]));
     // The client's claims about its lanes change no count.
     world.client.store(192, u32::MAX);
     world.client.store(FIRST + 128, 77);
-    assert_eq!(world.desk.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
+    assert_eq!(world.server.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
 }
 
 /// The words of a lane and of its entries are any numbers at any time. The server must not panic, and the messages
@@ -162,7 +162,7 @@ fn any_words_are_requests_or_violations() {
                 Ok(taken) => assert!(taken.is_none_or(|len| len <= 4096)),
                 Err(_) => break,
             }
-            let _ = world.desk.answer(0, number, &[&[0; 60]], &[0; 16]);
+            let _ = world.server.answer(0, number, &[&[0; 60]], &[0; 16]);
         }
     }
 }
@@ -202,7 +202,7 @@ fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_o
     numbers.rotate_left(5);
     for number in numbers {
         let reply = [number as u8; 24];
-        assert_eq!(world.desk.answer(0, number, &[&reply], &[0; 16]), Ok(true));
+        assert_eq!(world.server.answer(0, number, &[&reply], &[0; 16]), Ok(true));
         let answer = lane.poll(&world.client).unwrap().unwrap();
         let mut seen = [0; 24];
         lane.copy(&world.client, answer, 0, &mut seen);
@@ -250,31 +250,31 @@ fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written()
     lane.submit(&world.client, number, &[&message(number), &data], 16).unwrap();
     let mut room = [0; 4096];
     let read = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
-    let arrived = world.desk.take(&mut room, read, |_, _| 48).unwrap().unwrap();
+    let arrived = world.server.take(&mut room, read, |_, _| 48).unwrap().unwrap();
     assert_eq!((arrived.len, arrived.copied), (48 + data.len(), 48));
-    assert_eq!(world.desk.remaining(0, number), data.len());
+    assert_eq!(world.server.remaining(0, number), data.len());
     let mut seen = vec![0; data.len()];
-    assert!(world.desk.copy_left(0, number, 0, &mut seen) && seen == data);
+    assert!(world.server.copy_left(0, number, 0, &mut seen) && seen == data);
     for (from, len) in [(1, data.len()), (data.len() + 1, 0), (usize::MAX, 2)] {
-        assert!(!world.desk.copy_left(0, number, from, &mut seen[..len]), "{from} {len}");
+        assert!(!world.server.copy_left(0, number, from, &mut seen[..len]), "{from} {len}");
     }
-    assert!(!world.desk.copy_left(1, number, 0, &mut seen[..1]), "of another lane");
-    assert_eq!(world.desk.answer(0, number, &[&[0; 16]], &[0; 16]), Ok(true));
-    assert!(!world.desk.copy_left(0, number, 0, &mut seen[..1]), "after the answer");
+    assert!(!world.server.copy_left(1, number, 0, &mut seen[..1]), "of another lane");
+    assert_eq!(world.server.answer(0, number, &[&[0; 16]], &[0; 16]), Ok(true));
+    assert!(!world.server.copy_left(0, number, 0, &mut seen[..1]), "after the answer");
     lane.poll(&world.client).unwrap().unwrap();
 
     let number = lane.next_number();
     let most = 16 + data.len();
     lane.submit(&world.client, number, &[&message(number)], most).unwrap();
-    world.desk.take(&mut room, read, |_, len| len).unwrap().unwrap();
-    let space = world.desk.reply_capacity(0, number);
-    assert!(space >= most && world.desk.write_reply(0, number, 16, &data));
+    world.server.take(&mut room, read, |_, len| len).unwrap().unwrap();
+    let space = world.server.reply_capacity(0, number);
+    assert!(space >= most && world.server.write_reply(0, number, 16, &data));
     assert!(
-        !world.desk.write_reply(0, number, space, &[1])
-            && !world.desk.write_reply(0, number + 2, 0, &[1])
+        !world.server.write_reply(0, number, space, &[1])
+            && !world.server.write_reply(0, number + 2, 0, &[1])
     );
-    assert!(!world.desk.write_reply(0, number, usize::MAX, &[1; 3]));
-    let answered = world.desk.answer_placed((0, number), &[&[7; 16]], data.len(), &[0; 16]);
+    assert!(!world.server.write_reply(0, number, usize::MAX, &[1; 3]));
+    let answered = world.server.answer_placed((0, number), &[&[7; 16]], data.len(), &[0; 16]);
     assert_eq!(answered, Ok(true));
     let answer = lane.poll(&world.client).unwrap().unwrap();
     lane.copy(&world.client, answer, 16, &mut seen);

@@ -393,17 +393,17 @@ fn nothing_is_used_that_was_kept_before_a_change_that_was_answered() {
         };
         let threads = [change(1), change(2)];
         let all = reader.global_version();
-        let told = state.load(Ordering::Acquire);
+        let stamps = state.load(Ordering::Acquire);
         let version = reader.version_of(NAME);
         let is_kept = all.is_some() && version.is_some() && reader.global_version() == all;
         let so_far = answered.load(Ordering::Acquire);
         if is_kept && reader.version_of(NAME) == version {
-            assert_eq!(told & so_far, so_far, "a change is missing");
+            assert_eq!(stamps & so_far, so_far, "a change is missing");
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         let now = reader.version_of(NAME);
         assert!(now.is_some() && reader.global_version().is_some(), "no change runs");
-        assert!(!is_kept || now != version || told == 3);
+        assert!(!is_kept || now != version || stamps == 3);
     });
 }
 
@@ -415,8 +415,8 @@ const SLOTS: usize = 266_240;
 
 fn make_found(ino: u64, version: u64) -> FoundName {
     let attributes = AttributeStamp { version: 4, at: 0 };
-    let told = NameVersions { name: version, rights: 0, attributes };
-    FoundName { told, open_to_all: true, inode: Some((ino, make_attributes(ino))) }
+    let stamps = NameVersions { name: version, rights: 0, attributes };
+    FoundName { stamps, open_to_all: true, inode: Some((ino, make_attributes(ino))) }
 }
 
 /// Attributes that begin with a number.
@@ -478,9 +478,9 @@ fn attributes_that_are_told_anew_have_their_version() {
             names.publish_attributes(place, 9, moment, &make_attributes(9));
             names.publish_attributes(place, 1, moment, &make_attributes(5));
         });
-        let NameVersions { name, rights, .. } = make_found(1, 0).told;
-        let told = NameVersions { name, rights, attributes: moment };
-        let new = FoundName { told, inode: Some((1, make_attributes(5))), ..make_found(1, 0) };
+        let NameVersions { name, rights, .. } = make_found(1, 0).stamps;
+        let stamps = NameVersions { name, rights, attributes: moment };
+        let new = FoundName { stamps, inode: Some((1, make_attributes(5))), ..make_found(1, 0) };
         let seen = reader.find(1, b"name");
         assert!([None, Some(make_found(1, 0)), Some(new)].contains(&seen), "{seen:?}");
         server.join().unwrap();
@@ -544,14 +544,14 @@ fn no_name_holds_after_a_change_of_it_that_was_answered() {
         });
         let least = answered.load(Ordering::Acquire);
         if let Some(found) = reader.find(1, b"name")
-            && now.version_of(NAME) == Some(found.told.name)
+            && now.version_of(NAME) == Some(found.stamps.name)
         {
             let ino = found.inode.unwrap().0;
             assert!(ino >= least, "inode {ino} after {least}");
         }
         [changes, tells].into_iter().for_each(|thread| thread.join().unwrap());
         let found = reader.find(1, b"name").unwrap();
-        let holds = now.version_of(NAME) == Some(found.told.name);
+        let holds = now.version_of(NAME) == Some(found.stamps.name);
         assert!(!holds || found.inode.unwrap().0 == 2);
     });
 }

@@ -93,23 +93,23 @@ fn number(message: &[u8]) -> u64 {
 
 /// Answers `left` requests with their own bytes.
 fn serve(memory: &ScheduledMemory, mut left: usize) {
-    let desk = LaneServer::new(memory.clone());
+    let server = LaneServer::new(memory.clone());
     let mut room = [0; 64];
     while left > 0 {
-        let mut arrived = desk.take(&mut room, number, |_, len| len).unwrap();
+        let mut arrived = server.take(&mut room, number, |_, len| len).unwrap();
         if arrived.is_none() {
-            desk.fall_asleep();
-            arrived = desk.take(&mut room, number, |_, len| len).unwrap();
+            server.fall_asleep();
+            arrived = server.take(&mut room, number, |_, len| len).unwrap();
             if arrived.is_none() {
                 memory.hear();
             }
-            desk.wake_up();
+            server.wake_up();
         }
         if let Some(arrived) = arrived {
             let message = &room[..arrived.len];
             let unique = number(message);
             assert_eq!(lane_of(unique), Some(arrived.lane));
-            assert_eq!(desk.answer(arrived.lane, unique, &[message], &[0; 16]), Ok(true));
+            assert_eq!(server.answer(arrived.lane, unique, &[message], &[0; 16]), Ok(true));
             left -= 1;
         }
     }

@@ -30,7 +30,7 @@ use defuse_wire::request::{DecodeOptions, DecodedRequest};
 /// Panics if a request that needs a reply gets none or two, if a reply is longer than requested, or if a lookup was
 /// granted by an undelivered reply and is not undone.
 pub fn dispatch(seed: u64, bytes: &[u8]) {
-    let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), given: AtomicU64::new(0) });
+    let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), granted: AtomicU64::new(0) });
     let Ok(request) =
         DecodedRequest::parse(bytes, &DecodeOptions { setxattr_ext: true, ..Default::default() })
     else {
@@ -49,8 +49,8 @@ pub fn dispatch(seed: u64, bytes: &[u8]) {
     let most = 16 + dispatcher.negotiated.max_read + 4096;
     assert!(answers[0] <= most, "{}: an answer of {} bytes", request.opcode.name(), answers[0]);
     if gone && !outcome.deferred {
-        let given = fs.given.load(Ordering::Relaxed);
-        assert_eq!(given, 0, "{}: {given} lookups lost", request.opcode.name());
+        let granted = fs.granted.load(Ordering::Relaxed);
+        assert_eq!(granted, 0, "{}: {granted} lookups lost", request.opcode.name());
     }
 }
 
@@ -184,7 +184,7 @@ impl DeferredReply for FuzzedReply {
 /// Answers by chance, within the contract, and counts the lookups that it grants.
 struct NullFs {
     state: AtomicU64,
-    given: AtomicU64,
+    granted: AtomicU64,
 }
 
 impl NullFs {
@@ -235,7 +235,7 @@ impl NullFs {
             attr: self.attr(),
             valid_for: Duration::from_nanos(self.next()),
         })?;
-        self.given.fetch_add(1, Ordering::Relaxed);
+        self.granted.fetch_add(1, Ordering::Relaxed);
         Ok(entry)
     }
 
@@ -256,7 +256,8 @@ impl FileSystem for NullFs {
         self.entry()
     }
     fn forget(&self, _: Ino, lookups: u64) {
-        self.given.fetch_sub(lookups.min(self.given.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.granted
+            .fetch_sub(lookups.min(self.granted.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
     fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
         self.entry()

@@ -45,7 +45,7 @@ impl Handler {
 
 struct Never;
 impl InterruptCheck for Never {
-    fn interrupted(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         false
     }
 }

@@ -158,8 +158,8 @@ pub fn negotiate(
 }
 
 fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
-    let asked = options.request_timeout.filter(|_| flags & FUSE_REQUEST_TIMEOUT != 0);
-    asked.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
+    let requested = options.request_timeout.filter(|_| flags & FUSE_REQUEST_TIMEOUT != 0);
+    requested.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
 }
 
 /// Returns the maximum number of workers: the number of processors if handlers never sleep, otherwise many. Data that
@@ -187,7 +187,7 @@ pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
 }
 
 fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecision> {
-    let wishes = list_requested(caps, options);
+    let requests = list_requested(caps, options);
     let decision = |&(name, bit, wanted, reason): &(&'static str, u64, bool, &'static str)| {
         let (used, reason) = match (wanted, offered & bit != 0, options.disabled & bit != 0) {
             (true, _, true) => (false, "switched off by an option"),
@@ -197,7 +197,7 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecisi
         };
         InitDecision { name, bit, used, reason }
     };
-    wishes.iter().map(decision).collect()
+    requests.iter().map(decision).collect()
 }
 
 /// The reason if the kernel does not offer rings.

@@ -340,7 +340,7 @@ pub(crate) struct SessionShared {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) pool: WorkerPool,
     pub(crate) slots: WorkerSlots,
-    pub(crate) bell: WatchdogWaker,
+    pub(crate) watchdog_waker: WatchdogWaker,
     pub(crate) set_aside: RequestBacklog,
     pub(crate) stuck: StuckWorkers,
     pub(crate) bulkhead: Bulkhead,
@@ -410,7 +410,7 @@ impl SessionShared {
             pool: WorkerPool::new(PoolLimits { max, parallel: 2 * processors }),
             // One more slot for the thread that reads the device beside the rings.
             slots: WorkerSlots::new(max + further + usize::from(rings.is_some())),
-            bell: WatchdogWaker::default(),
+            watchdog_waker: WatchdogWaker::default(),
             set_aside: RequestBacklog::default(),
             stuck,
             bulkhead: Bulkhead::default(),
@@ -582,7 +582,7 @@ impl SessionShared {
             }
             // The signal may arrive before the system call that it is to end: the watchdog repeats it, and looks after callers
             // that are being killed.
-            self.bell.ring();
+            self.watchdog_waker.ring();
             return;
         }
         // It may have begun to wait meanwhile.
@@ -697,7 +697,7 @@ impl SessionShared {
         if let Some(rings) = &self.rings {
             rings.close();
         }
-        self.bell.unpark();
+        self.watchdog_waker.unpark();
         *lock(&self.end) = true;
         self.ended.notify_all();
     }
@@ -729,7 +729,7 @@ impl SessionShared {
         self.slots.make_room(max + self.further);
         self.pool.resize(max);
         // Threads that wait for a request do not notice the change.
-        self.bell.ring();
+        self.watchdog_waker.ring();
         Ok(())
     }
 
@@ -744,14 +744,14 @@ impl SessionShared {
     fn join(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
-            self.bell.unpark();
+            self.watchdog_waker.unpark();
             let ends = *lock(&self.thread_ends.count);
             let mut threads = lock(&self.threads);
             for thread in threads.extract_if(.., |thread| thread.has_ended()) {
                 let _ = thread.handle.join();
             }
             if threads.is_empty() {
-                return self.bell.is_left_alone(deadline);
+                return self.watchdog_waker.is_left_alone(deadline);
             }
             drop(threads);
             if Instant::now() > deadline {

@@ -275,7 +275,7 @@ fn copies_of_a_large_connection_hold_up_no_new_ones() {
             let text = number.to_string();
             large.lookup(&cx, Ino::ROOT, Name::new(text.as_bytes()).unwrap()).unwrap();
         }
-        let ask = || (0..COPIES / ASKERS).for_each(|_| drop(large.inheritance().unwrap()));
+        let ask = || (0..COPIES / ASKERS).for_each(|_| drop(large.hand_over().unwrap()));
         let connections = std::thread::scope(|scope| {
             let copies: Vec<_> = (0..ASKERS).map(|_| scope.spawn(|| as_user(USER, ask))).collect();
             let others = || as_user(OTHER, || drop(connect_answered(path, OTHER)));

@@ -148,8 +148,8 @@ fn open_to_user(closes: &str) -> ClosedTree {
 fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
         let tree = open_to_user(text);
-        let told = tree.client();
-        assert_eq!(tree.walk(&told), Ok(Some(tree.file)), "{text}");
+        let shown = tree.client();
+        assert_eq!(tree.walk(&shown), Ok(Some(tree.file)), "{text}");
         // A client that has received nothing itself.
         let before = tree.client();
         assert!(tree.open(&before, tree.file).is_ok(), "{text}");
@@ -174,14 +174,14 @@ fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
 fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
         let tree = open_to_user(text);
-        let told = tree.client();
-        tree.walk(&told).unwrap();
+        let shown = tree.client();
+        tree.walk(&shown).unwrap();
         let process = tree.client();
         let take_over = |process: &DynConnection| {
-            let heir = process.prepare_exec(process.credentials().clone());
+            let successor = process.prepare_exec(process.credentials().clone());
             let mode = AccessMode::Read;
-            let legacy = InheritedInode { ino: tree.file, fh: None, mode, process_locks: false };
-            heir.take_over(&legacy)
+            let handover = InheritedInode { ino: tree.file, fh: None, mode, process_locks: false };
+            successor.take_over(&handover)
         };
         assert_eq!(take_over(&process), Ok(()), "{text}");
         close(&tree);
@@ -196,9 +196,9 @@ fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
 fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() {
     for (text, close) in CLOSES {
         let tree = open_to_user(text);
-        let told = tree.client();
-        tree.walk(&told).unwrap();
-        let fh = tree.open(&told, tree.file).unwrap();
+        let shown = tree.client();
+        tree.walk(&shown).unwrap();
+        let fh = tree.open(&shown, tree.file).unwrap();
         close(&tree);
         let (client, cx) = (tree.client(), make_context(USER));
         let file = File { ino: tree.file, fh };
@@ -228,13 +228,13 @@ fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() 
 #[test]
 fn a_directory_that_is_opened_again_leads_to_its_files() {
     let tree = ClosedTree::new(0o755);
-    let told = tree.client();
-    tree.walk(&told).unwrap();
+    let shown = tree.client();
+    tree.walk(&shown).unwrap();
     tree.chmod(tree.above, 0o700);
     tree.chmod(tree.above, 0o755);
     // The memory does not record which clients received names since.
     assert_eq!(tree.open(&tree.client(), tree.file), Err(Errno::ESTALE));
-    assert_eq!(tree.walk(&told), Ok(Some(tree.file)));
+    assert_eq!(tree.walk(&shown), Ok(Some(tree.file)));
     assert!(tree.open(&tree.client(), tree.file).is_ok());
 }
 
@@ -304,8 +304,8 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
         let next = client();
         assert_eq!(next.getattr(&make_context(USER), file, None), Err(Errno::ESTALE));
         let reader = NameReader::from_fd(next.shared_names().unwrap()).unwrap();
-        let told = reader.find(dir.0, b"file");
+        let shown = reader.find(dir.0, b"file");
         let rights = fs.names(next.credentials()).unwrap().rights(dir);
-        assert!(told.is_none_or(|found| Some(found.told.rights) != rights));
+        assert!(shown.is_none_or(|found| Some(found.stamps.rights) != rights));
     }
 }

@@ -540,7 +540,7 @@ fn a_process_that_is_short_of_memory_releases_names_and_what_file_systems_keep()
 struct UncachedMemory {
     inner: MemoryFileSystem,
     birth_times: bool,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
 }
 
 impl FileSystem for UncachedMemory {
@@ -557,7 +557,7 @@ impl FileSystem for UncachedMemory {
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> defuse_fs::Result<Attr> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.requests.fetch_add(1, Ordering::SeqCst);
         let attr = FileSystem::getattr(&self.inner, cx, ino, fh)?;
         Ok(Attr { valid_for: Default::default(), ..attr })
     }
@@ -569,16 +569,16 @@ fn a_look_at_a_name_is_one_request_unless_it_tells_no_birth_time() {
     for (birth_times, expected) in [(false, 0), (true, 1)] {
         let (client, task) = (client(&[]), task());
         let inner = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
-        let fs = Arc::new(UncachedMemory { inner, birth_times, asked: AtomicUsize::new(0) });
+        let fs = Arc::new(UncachedMemory { inner, birth_times, requests: AtomicUsize::new(0) });
         client.mount(b"a:", Arc::clone(&fs) as _, &ClientMountArgs::default()).unwrap();
         client.mkdir(&task, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
         put(&client, &task, "a:/d/f", b"text");
         client.symlink(&task, b"d/f", WalkStart::Cwd, b"a:/link").unwrap();
         for (path, size) in [("a:/d/f", 4), ("a:/link", 4), ("a:/d/./f", 4)] {
-            fs.asked.store(0, Ordering::SeqCst);
+            fs.requests.store(0, Ordering::SeqCst);
             let stat = client.stat(&task, WalkStart::Cwd, path.as_bytes(), true).unwrap();
             assert_eq!((stat.attr.size, stat.attr.btime.is_some()), (size, birth_times), "{path}");
-            assert_eq!(fs.asked.load(Ordering::SeqCst), expected, "{path}");
+            assert_eq!(fs.requests.load(Ordering::SeqCst), expected, "{path}");
         }
         // The end of a path that leads up was not looked up last.
         let (above, root) = (b"a:/d/..", client.stat(&task, WalkStart::Cwd, b"a:/", true).unwrap());

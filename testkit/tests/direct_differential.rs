@@ -184,10 +184,10 @@ fn check(served: TestedBackend, who: &TaskCredentials) {
     }
     // Every run that decides about a change uses equal sequences. If PROPTEST_CASES sets a number of cases, they
     // differ.
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-    let cases = asked.unwrap_or(200);
+    let requested = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    let cases = requested.unwrap_or(200);
     let config = Config { failure_persistence: None, cases, ..Config::default() };
-    let mut runner = match asked {
+    let mut runner = match requested {
         Some(_) => TestRunner::new(config),
         None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
     };

@@ -501,7 +501,7 @@ fn an_unmount_tells_that_something_could_not_be_made_durable() {
     let fault =
         Arc::new(FaultLayer::new(defuse_memory::MemoryFileSystem::new(Default::default()), 7));
     let (client, _) = client(Arc::clone(&fault) as _);
-    for (action, told) in [
+    for (action, notified) in [
         (FaultAction::Fail(Errno::ENOSPC), Err(Errno::ENOSPC)),
         (FaultAction::Panic, Err(Errno::EIO)),
         (FaultAction::Short(0), Ok(())),
@@ -512,7 +512,7 @@ fn an_unmount_tells_that_something_could_not_be_made_durable() {
             action,
         }]);
         client.mount(b"b:", Arc::clone(&fault) as _, &ClientMountArgs::default()).unwrap();
-        assert_eq!(client.unmount(b"b:", false), told);
+        assert_eq!(client.unmount(b"b:", false), notified);
         assert_eq!(client.unmount(b"b:", false), Err(Errno::EINVAL), "it is gone");
     }
 }

@@ -364,15 +364,15 @@ fn every_method_tells_the_other_frontends_what_it_changes_and_not_its_own() {
                 }
                 operation(&tree, &cx(tree.own.0));
                 assert_eq!(tree.own.1.take(), (0, vec![]), "{case}: its own frontend");
-                let told = [tree.first.1.take(), tree.other.1.take()];
+                let notified = [tree.first.1.take(), tree.other.1.take()];
                 let after = tree.look(Origin::NONE);
                 assert!(!changes || before != after, "{case}: no change");
-                for (epochs, inodes) in told {
+                for (epochs, inodes) in notified {
                     assert!(before.0 == after.0 || epochs == 1, "{case}: names, {epochs}");
                     let attrs = before.1.iter().zip(&after.1).zip(tree.inodes());
                     for ((before, after), ino) in attrs {
-                        let is_told = inodes.contains(&ino);
-                        assert!(before == after || is_told, "{case}: {ino:?}, {inodes:?}");
+                        let is_notified = inodes.contains(&ino);
+                        assert!(before == after || is_notified, "{case}: {ino:?}, {inodes:?}");
                     }
                 }
                 // Names and attributes without a notification are still marked, and the rest is marked again.
@@ -662,14 +662,14 @@ fn is_told_while_it_looks(
             look(&cx(tree.other.0));
             looked.store(true, SeqCst);
         });
-        let is_told = wait_until_true(|| {
+        let is_notified = wait_until_true(|| {
             other();
             tree.other.1.take() != (0, vec![])
         });
         let waits = !looked.load(SeqCst);
         goes_on.store(true, SeqCst);
         assert!(waits, "it has not waited, so this proves nothing");
-        is_told
+        is_notified
     })
 }
 

@@ -93,7 +93,11 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
         let mounts: Vec<_> = mounts.collect();
         for row in suites::run(suite, &mounts, true, &mut |row| println!("{row}")).unwrap() {
             assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);
-            assert!(row.outdated().is_empty(), "{row}\nthese pass: {:#?}", row.outdated());
+            assert!(
+                row.list_outdated().is_empty(),
+                "{row}\nthese pass: {:#?}",
+                row.list_outdated()
+            );
         }
     }
 }
@@ -146,7 +150,7 @@ fn posix_cases(dir: &Path, volume: &str) {
         |case: &&&str| exclusions::reason(ConformanceSuite::Posix, &config, case).is_none();
     let unexpected: Vec<_> = failed.iter().filter(is_new).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}\n{report}");
-    let outdated = exclusions::outdated(ConformanceSuite::Posix, &config, &failed);
+    let outdated = exclusions::list_outdated(ConformanceSuite::Posix, &config, &failed);
     assert!(outdated.is_empty(), "these pass: {outdated:?}");
     let (passed, _, skipped) = report.counts();
     assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
@@ -643,10 +647,10 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
         for name in &names {
             fs::metadata(dir.join(name)).unwrap();
         }
-        let asked = requests(&here, &kinds) - listed;
-        println!("{asked} requests for {} files after a listing", names.len());
+        let requested = requests(&here, &kinds) - listed;
+        println!("{requested} requests for {} files after a listing", names.len());
         // The directories are requested once a second.
-        asked < 30
+        requested < 30
     });
     // A server may mix up names that a client is changing.
     fs::write(there.path().join("many/changed"), "x").unwrap();
@@ -656,9 +660,9 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), names.len() + 1);
         let listed = requests(&here, &["LOOKUP"]);
         names.iter().for_each(|name| assert!(fs::metadata(dir.join(name)).is_ok()));
-        let asked = requests(&here, &["LOOKUP"]) - listed;
-        println!("{asked} lookups of {} files after a change and a listing", names.len());
-        asked >= names.len() as u64
+        let requested = requests(&here, &["LOOKUP"]) - listed;
+        println!("{requested} lookups of {} files after a change and a listing", names.len());
+        requested >= names.len() as u64
     });
     fs::remove_dir_all(there.path().join("many")).unwrap();
     here.end().unwrap();
@@ -749,16 +753,16 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     wait_until("a removal", || stat(&clients[0], gone).is_err());
 
     // The absence of an attribute is kept, until another client gives the file one.
-    let [asked, capable] = [&names[102], &names[103]];
+    let [requested, capable] = [&names[102], &names[103]];
     let value = |client: &DirectClient, name: &str, attribute: &[u8]| {
         client.getxattr(&task, (WalkStart::Cwd, &path(name), true), attribute, 100).map(drop)
     };
     for attribute in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
-        stat(&clients[0], asked).unwrap();
-        value(&clients[0], asked, attribute).unwrap_err();
+        stat(&clients[0], requested).unwrap();
+        value(&clients[0], requested, attribute).unwrap_err();
         wait_until("its lack is kept", || {
             let before = given();
-            value(&clients[1], asked, attribute).unwrap_err();
+            value(&clients[1], requested, attribute).unwrap_err();
             // One of them is the name.
             given() - before >= 2
         });
@@ -925,8 +929,8 @@ fn a_file_tells_its_bricks_and_its_identity(servers: &GlusterServers) {
         String::from_utf8(room[..len].to_vec()).unwrap()
     };
     for name in ["trusted.glusterfs.pathinfo", "glusterfs.pathinfo"] {
-        let told = value(name);
-        assert!(told.contains(":/run/gluster/bricks/dist") && told.contains("/told>"), "{told}");
+        let shown = value(name);
+        assert!(shown.contains(":/run/gluster/bricks/dist") && shown.contains("/told>"), "{shown}");
     }
     let identity = value("glusterfs.gfid.string");
     let link = format!(".glusterfs/{}/{}/{identity}", &identity[..2], &identity[2..4]);

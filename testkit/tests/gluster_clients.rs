@@ -39,10 +39,10 @@ fn changes_by_other_clients_are_seen_within_a_second() {
         let mounts = [mount(&servers, "repl"), mount(&servers, "repl")];
         let native = native(&servers, "repl");
         let clients = [
-            ComparedClient::mounted("one", mounts[0].path(), PROMISE),
-            ComparedClient::mounted("other", mounts[1].path(), PROMISE),
+            ComparedClient::start_mounted("one", mounts[0].path(), PROMISE),
+            ComparedClient::start_mounted("other", mounts[1].path(), PROMISE),
             run(&servers, "repl"),
-            ComparedClient::mounted("native", native.path(), Duration::ZERO),
+            ComparedClient::start_mounted("native", native.path(), Duration::ZERO),
         ];
         work("all clients, with messages of the servers", &clients, count / 2);
         work("two mounts, with messages of the servers", &clients[..2], count / 4);
@@ -52,9 +52,9 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     let mounts = [mount(&servers, "dist"), mount(&servers, "dist")];
     let native = native(&servers, "dist");
     let clients = [
-        ComparedClient::mounted("one", mounts[0].path(), PROMISE),
-        ComparedClient::mounted("other", mounts[1].path(), PROMISE),
-        ComparedClient::mounted("native", native.path(), Duration::ZERO),
+        ComparedClient::start_mounted("one", mounts[0].path(), PROMISE),
+        ComparedClient::start_mounted("other", mounts[1].path(), PROMISE),
+        ComparedClient::start_mounted("native", native.path(), Duration::ZERO),
     ];
     work("all mounts, without messages", &clients, count / 4);
 }

@@ -21,18 +21,18 @@ const USER: u32 = 54_321;
 struct GroupQuery {
     inner: MemoryFileSystem,
     is_known: bool,
-    told: Mutex<Option<Result<Vec<u32>>>>,
+    seen: Mutex<Option<Result<Vec<u32>>>>,
 }
 
 impl GroupQuery {
     fn new(is_known: bool) -> Arc<Self> {
         let inner =
             MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
-        Arc::new(GroupQuery { inner, is_known, told: Mutex::default() })
+        Arc::new(GroupQuery { inner, is_known, seen: Mutex::default() })
     }
 
     fn take(&self) -> Option<Result<Vec<u32>>> {
-        self.told.lock().unwrap().take()
+        self.seen.lock().unwrap().take()
     }
 }
 
@@ -45,13 +45,13 @@ impl FileSystem for GroupQuery {
 
     fn submit(&self, io: Io) {
         if let IoOp::Fsync { .. } = io.op() {
-            *self.told.lock().unwrap() = Some(io.with_context(|cx| cx.supplementary_groups()));
+            *self.seen.lock().unwrap() = Some(io.with_context(|cx| cx.supplementary_groups()));
         }
         FileSystem::submit(&self.inner, io);
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        *self.told.lock().unwrap() = Some(cx.supplementary_groups());
+        *self.seen.lock().unwrap() = Some(cx.supplementary_groups());
         FileSystem::lookup(&self.inner, cx, parent, name)
     }
 }

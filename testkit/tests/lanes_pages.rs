@@ -65,7 +65,7 @@ fn resize(fs: &dyn FileSystem, file: File, size: u64) {
     fs.setattr(&cx(), file.ino, Some(file.fh), &set).unwrap();
 }
 
-fn paged(options: PagedOptions) -> Arc<PagedFileSystem> {
+fn make_paged(options: PagedOptions) -> Arc<PagedFileSystem> {
     PagedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())), options)
         .unwrap()
 }
@@ -79,7 +79,7 @@ fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> RemoteClient + S
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).unwrap();
     let path = dir.path().join("socket");
-    let paged = paged(options);
+    let paged = make_paged(options);
     let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let admission = AdmissionPolicy::Users(USERS.to_vec());
@@ -300,7 +300,7 @@ fn a_mapped_file_has_no_pages() {
 
 #[test]
 fn pages_end_with_the_last_close_and_the_next_file_has_others() {
-    let fs = paged(PagedOptions::default());
+    let fs = make_paged(PagedOptions::default());
     let file = create(&*fs, "file");
     write(&*fs, file, 0, b"of the first opening");
     let second = open(&*fs, "file", 0);
@@ -327,7 +327,7 @@ const LEAST: u64 = PagedOptions::LEAST;
 /// Heads of files cannot leave memory, so that their number is bounded. These have 8 KiB each.
 #[test]
 fn a_user_takes_no_more_memory_for_heads_than_its_share() {
-    let fs = paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
+    let fs = make_paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
     let files: Vec<File> = (0..24).map(|at| create(&*fs, &format!("file {at}"))).collect();
     let takes = |at: usize, uid| fs.pages(files[at].ino, uid).map(drop);
     (0..8).for_each(|at| assert_eq!(takes(at, 1), Ok(())));
@@ -344,7 +344,7 @@ fn a_user_takes_no_more_memory_for_heads_than_its_share() {
 /// The kernel gives a frame memory when a client touches it, whether the server has filled it or not.
 #[test]
 fn clients_that_touch_empty_frames_take_a_bounded_multiple_of_the_memory() {
-    let fs = paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
+    let fs = make_paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
     let files: Vec<File> = (0..64).map(|at| create(&*fs, &format!("file {at}"))).collect();
     files.iter().for_each(|file| resize(&*fs, *file, 300 << 10));
     let touch = |uid| {
@@ -391,7 +391,7 @@ fn make_filled(fs: &dyn FileSystem) -> Vec<File> {
 #[test]
 fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
     for (policy, kind) in PolicyKind::ALL {
-        let fs = paged(PagedOptions { bytes: LEAST, policy: kind });
+        let fs = make_paged(PagedOptions { bytes: LEAST, policy: kind });
         let files = make_filled(&*fs);
         // Two users, each with its share of the heads.
         let reader = |(at, file): (usize, &File)| {
@@ -480,7 +480,7 @@ fn two_clients_read_what_was_written_while_pages_leave_their_memory() {
 #[test]
 fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
     for kind in [PolicyKind::Lru, PolicyKind::default()] {
-        let fs = paged(PagedOptions { bytes: 3 * LEAST, policy: kind });
+        let fs = make_paged(PagedOptions { bytes: 3 * LEAST, policy: kind });
         let as_user = |uid, pid, file: File, page: u64| {
             let mut bytes = [0; 4096];
             let mut sink = SliceSink::new(&mut bytes);
@@ -646,7 +646,7 @@ fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() 
 #[test]
 fn pages_need_a_file_that_is_open_for_reading() {
     use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
-    let fs: Arc<dyn FileSystem> = paged(PagedOptions::default());
+    let fs: Arc<dyn FileSystem> = make_paged(PagedOptions::default());
     let service = ServiceState::new(ServiceQuotas::default(), || ());
     let user = |uid| PeerCredentials { pid: 1, uid, groups: vec![uid] };
     let root = PeerConnection::new(Arc::clone(&fs), Arc::clone(&service), user(0));

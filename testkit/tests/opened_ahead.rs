@@ -273,7 +273,7 @@ fn a_child_does_not_inherit_files_that_nobody_has_opened() {
     make_all(&maker, 20);
     let reader = with_ready_files(&served);
     let file = open(&reader, "file-010").unwrap();
-    let child = reader.inheritance().unwrap().begin();
+    let child = reader.hand_over().unwrap().begin();
     // Its session begins while it waits for the answer.
     let begun = Instant::now();
     while open_files(&served).len() < 3 && begun.elapsed() < Duration::from_secs(10) {
@@ -336,11 +336,11 @@ fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
         |flags| WantedFiles { from: 0, flags: OpenFlags(flags), most: 64, most_bytes: 1000 };
     let ahead = |dir, flags| {
         let mut all = Vec::new();
-        let told = |file: defuse_connection::WholeOpenFile| {
+        let notified = |file: defuse_connection::WholeOpenFile| {
             all.push((file.whole.bytes, File { ino: file.ino, fh: file.opened.fh }));
             true
         };
-        stranger.open_ahead(&own, dir, wanted(flags), version, told).map(|_| all)
+        stranger.open_ahead(&own, dir, wanted(flags), version, notified).map(|_| all)
     };
     assert_eq!(ahead(open_dir, 0).unwrap_err(), Errno::ESTALE, "it was not told of it");
     stranger.lookup(&own, Ino::ROOT, name("open")).unwrap();

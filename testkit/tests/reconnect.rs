@@ -117,7 +117,7 @@ fn open_files_and_directories_are_found_again_by_their_paths() {
         assert_eq!(fsync(&client, file), Ok(()));
         client.release(&cx, file, ReleaseArgs::default()).unwrap();
         assert_eq!(read(&client, file, 0, 1), Err(Errno::EBADF));
-        assert_eq!(client.reconnected(), 1);
+        assert_eq!(client.reconnect_count(), 1);
         drop(client);
         second.end();
     });
@@ -457,7 +457,7 @@ fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
     assert!(between.is_lost());
     assert_eq!(make_file(&client, "file"), Err(Errno::EEXIST));
     assert!(lookup(&client, Ino::ROOT, "file").is_ok());
-    assert_eq!(client.reconnected(), 2);
+    assert_eq!(client.reconnect_count(), 2);
     drop(client);
     server.end();
 }
@@ -478,7 +478,7 @@ fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     between.lose(LostPart::Request(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
-    assert_eq!(client.reconnected(), 3);
+    assert_eq!(client.reconnect_count(), 3);
     drop(client);
     server.end();
 }

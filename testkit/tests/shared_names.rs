@@ -154,8 +154,8 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
         let looks_of_next = || {
             let looks = || served.requests_of(&["LOOKUP"]) + served.requests_of(&["IOCTL"]);
             let before = looks();
-            let told = perm(&client(&served));
-            (told, looks() - before)
+            let shown = perm(&client(&served));
+            (shown, looks() - before)
         };
         // The server publishes the name soon after the answer to a look, and a new client then makes no request.
         let begun = Instant::now();
@@ -276,10 +276,10 @@ fn users_with_other_rights_share_no_names() {
     assert_eq!(others[0].walk_steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
     assert!(!finds(&others[0]));
     // The next program of a process, as another user, has the names of that user.
-    let heir = same[0].prepare_exec(make_user(7, &[7]));
-    heir.share(fs.names(heir.credentials()).unwrap());
-    assert_eq!(heir.getattr(&user, file, None), Err(Errno::ESTALE));
-    assert!(!finds(&heir));
+    let successor = same[0].prepare_exec(make_user(7, &[7]));
+    successor.share(fs.names(successor.credentials()).unwrap());
+    assert_eq!(successor.getattr(&user, file, None), Err(Errno::ESTALE));
+    assert!(!finds(&successor));
     // A copy for a child has the rights of its parent.
     assert!(same[0].copy().unwrap().getattr(&root, file, None).is_ok());
 }
@@ -326,8 +326,8 @@ fn few_names_of_one_file_are_told_of() {
             (&*fs, &cx),
         );
     }
-    let told = texts.iter().filter(|text| reader.find(Ino::ROOT.0, text.as_bytes()).is_some());
-    assert_eq!(told.count(), 16);
+    let shown = texts.iter().filter(|text| reader.find(Ino::ROOT.0, text.as_bytes()).is_some());
+    assert_eq!(shown.count(), 16);
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
     fs.setattr(&cx, ino, None, &set).unwrap();
     assert!(names.lead_to(ino, &|_| false));

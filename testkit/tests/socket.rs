@@ -115,7 +115,7 @@ fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
     let parent = served.client();
     let (entry, file) = create(&parent, "kept");
     assert_eq!(write(&parent, file, 0, b"kept"), Ok(4));
-    let child = parent.inheritance().unwrap().begin();
+    let child = parent.hand_over().unwrap().begin();
     let stranger = served.client();
     assert_eq!(stranger.getattr(&context(), entry.ino, None), Err(Errno::ESTALE));
     assert_eq!(read(&stranger, file, 0, 4), Err(Errno::ESTALE));
@@ -133,7 +133,7 @@ fn parent_and_child_release_their_files_independently() {
     let (cx, free) = (context(), || served.client().statfs(&context(), Ino::ROOT).unwrap().files);
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
-    let child = parent.inheritance().unwrap().begin();
+    let child = parent.hand_over().unwrap().begin();
     let close =
         |client: &RemoteClient| client.release(&cx, file, ReleaseArgs::from_flags(OpenFlags(0)));
     // The child closes the file for itself; the parent's stays open.
@@ -184,7 +184,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     parent.setlk(&cx, file, &request(LockKind::Flock, open_file, (0, u64::MAX))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
-    let child = parent.inheritance().unwrap().begin();
+    let child = parent.hand_over().unwrap().begin();
     // The calls at exit: the parent closes the file.
     for owner in [process, open_file] {
         parent.flush(&cx, file, owner).unwrap();
@@ -224,7 +224,7 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     for (kind, says) in [(LockKind::Flock, true), (LockKind::Posix, true), (LockKind::Flock, false)]
     {
         let before = served.server.connections();
-        let child = parent.inheritance().unwrap().begin();
+        let child = parent.hand_over().unwrap().begin();
         child.setlk(&cx, file, &request(kind, owner)).unwrap();
         if says {
             child.flush(&cx, file, owner).unwrap();
@@ -354,7 +354,7 @@ fn a_server_that_dies_leaves_no_caller_waiting() {
     });
     assert_eq!(asking, [Some(Errno::ENOTCONN); 8]);
     assert_eq!(write(&client, file, 0, b"x"), Err(Errno::ENOTCONN));
-    assert!(client.is_dead() && client.inheritance().is_err());
+    assert!(client.is_dead() && client.hand_over().is_err());
 }
 
 /// A name that no process can bind before this test.
@@ -395,7 +395,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         let served = Arc::clone(&own);
         let serving = scope.spawn(move || served.run());
         let client = connect().unwrap();
-        assert!(client.inheritance().is_ok());
+        assert!(client.hand_over().is_ok());
         own.shut_down();
         drop(own);
         serving.join().unwrap();
@@ -403,7 +403,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         let served = Arc::clone(&others);
         scope.spawn(move || served.run());
         assert!(matches!(connect(), Err(RemoteError::Stranger { uid: 4322, .. })));
-        assert!(matches!(client.inheritance(), Err(RemoteError::Stranger { uid: 4322, .. })));
+        assert!(matches!(client.hand_over(), Err(RemoteError::Stranger { uid: 4322, .. })));
         others.shut_down();
     });
 }
@@ -445,7 +445,7 @@ fn only_root_acts_for_other_users() {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                client.inheritance().unwrap().begin()
+                client.hand_over().unwrap().begin()
             };
             scope.spawn(become_another).join().unwrap()
         });
@@ -458,7 +458,7 @@ fn only_root_acts_for_other_users() {
 }
 
 /// The right to take over has ended with the beginning of the connection.
-fn take_over_later(heir: &RemoteClient, ino: Ino, fh: Fh) -> Result<()> {
+fn take_over_later(successor: &RemoteClient, ino: Ino, fh: Fh) -> Result<()> {
     // `TAKE_OVER` of the wire, with an open file.
     let cmd = u32::from(b'D') << 8 | 1;
     let what = [ino.0, fh.0, 0, 0, 1].map(u64::to_ne_bytes).concat();
@@ -470,7 +470,7 @@ fn take_over_later(heir: &RemoteClient, ino: Ino, fh: Fh) -> Result<()> {
         dir: false,
         compat32: false,
     };
-    let reply = heir.ioctl(&context(), File { ino: Ino::ROOT, fh: Fh(0) }, &args)?;
+    let reply = successor.ioctl(&context(), File { ino: Ino::ROOT, fh: Fh(0) }, &args)?;
     match i32::from_ne_bytes(reply.output.try_into().unwrap()) {
         0 => Ok(()),
         error => Err(Errno::from_raw(error)),
@@ -499,11 +499,11 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
             root.setattr(&context(), entry.ino, None, &set).unwrap();
         };
         let (secret, secret_file) = create(&root, "secret");
-        let (given, given_file) = create(&root, "given");
+        let (given, passed_file) = create(&root, "given");
         let (shown, _) = create(&root, "shown");
         mode(&secret, 0o600);
         mode(&given, 0o600);
-        assert_eq!(write(&root, given_file, 0, b"given"), Ok(5));
+        assert_eq!(write(&root, passed_file, 0, b"given"), Ok(5));
         let open = |file: File| {
             let (flags, owner) = (OpenFlags(0), LockOwner(1));
             let open = OpenFileHandover { fh: file.fh, flags, owner, process_locks: false };
@@ -511,42 +511,42 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         };
         let unknown = InodeHandover { ino: Ino(u64::MAX), open: None };
         // More than one message has room for.
-        let mut legacies = vec![unknown; 3000];
-        legacies.push(open(given_file));
-        let heir = std::thread::scope(|scope| {
+        let mut handovers = vec![unknown; 3000];
+        handovers.push(open(passed_file));
+        let successor = std::thread::scope(|scope| {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                root.prepare_exec(&legacies).unwrap()
+                root.prepare_exec(&handovers).unwrap()
             };
             scope.spawn(become_another).join().unwrap()
         });
-        let (given_over, unknown) = heir.taken.split_last().unwrap();
-        assert_eq!((given_over, unknown.len()), (&Ok(()), 3000));
+        let (passed_over, unknown) = successor.taken.split_last().unwrap();
+        assert_eq!((passed_over, unknown.len()), (&Ok(()), 3000));
         assert!(unknown.iter().all(|taken| *taken == Err(Errno::ESTALE)));
-        let heir = heir.client;
-        assert_eq!(take_over_later(&heir, secret.ino, secret_file.fh), Err(Errno::EPERM));
+        let successor = successor.client;
+        assert_eq!(take_over_later(&successor, secret.ino, secret_file.fh), Err(Errno::EPERM));
         let cx = Context::new(Caller { uid: 4322, gid: 0, pid: 1 });
         // Open files stay open.
         let mut bytes = [0; 5];
         let read = |file: File, bytes: &mut [u8]| {
             let len = bytes.len();
             let mut sink = SliceSink::new(bytes);
-            heir.read(&cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, len))
+            successor.read(&cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, len))
         };
-        assert_eq!((read(given_file, &mut bytes), &bytes), (Ok(()), b"given"));
+        assert_eq!((read(passed_file, &mut bytes), &bytes), (Ok(()), b"given"));
         assert_eq!(read(secret_file, &mut bytes), Err(Errno::ESTALE));
         let mut source = SliceSource::new(b"x");
         let mut data = WriteBuf::new(&mut source);
-        let written = heir.write(&cx, given_file, WriteArgs::default(), &mut data);
+        let written = successor.write(&cx, passed_file, WriteArgs::default(), &mut data);
         assert_eq!(written, Err(Errno::EBADF), "it was handed over for reading");
         // Not for other users, and only what the user may do, although its program does not check.
-        assert_eq!(heir.getattr(&context(), Ino::ROOT, None), Err(Errno::EPERM));
+        assert_eq!(successor.getattr(&context(), Ino::ROOT, None), Err(Errno::EPERM));
         let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
-        let found = |text| heir.lookup(&cx, Ino::ROOT, name(text)).unwrap().ino;
+        let found = |text| successor.lookup(&cx, Ino::ROOT, name(text)).unwrap().ino;
         let open = |ino, flags| {
             let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
-            heir.open(&cx, ino, args).map(|opened| File { ino, fh: opened.fh })
+            successor.open(&cx, ino, args).map(|opened| File { ino, fh: opened.fh })
         };
         assert_eq!(open(found("secret"), 0), Err(Errno::EACCES));
         assert_eq!(open(found("given"), 0), Err(Errno::EACCES));
@@ -554,33 +554,34 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         assert_eq!(open(shown.ino, OpenFlags::RDWR), Err(Errno::EACCES));
         assert_eq!(open(shown.ino, OpenFlags::TRUNC), Err(Errno::EACCES));
         let mut source = SliceSource::new(b"x");
-        let written = heir.write(&cx, file, WriteArgs::default(), &mut WriteBuf::new(&mut source));
+        let written =
+            successor.write(&cx, file, WriteArgs::default(), &mut WriteBuf::new(&mut source));
         assert_eq!(written, Err(Errno::EBADF));
-        assert_eq!(heir.map(&cx, file, 0..4096, true).err(), Some(Errno::EACCES));
-        let map = std::fs::File::from(heir.map(&cx, file, 0..4096, false).unwrap());
+        assert_eq!(successor.map(&cx, file, 0..4096, true).err(), Some(Errno::EACCES));
+        let map = std::fs::File::from(successor.map(&cx, file, 0..4096, false).unwrap());
         assert!(std::io::Write::write(&mut &map, b"x").is_err());
-        let set = |set: SetAttr| heir.setattr(&cx, shown.ino, None, &set).map(drop);
+        let set = |set: SetAttr| successor.setattr(&cx, shown.ino, None, &set).map(drop);
         assert_eq!(set(SetAttr { perm: Some(0o777), ..SetAttr::default() }), Err(Errno::EPERM));
         assert_eq!(set(SetAttr { size: Some(9), ..SetAttr::default() }), Err(Errno::EACCES));
         // In a sticky directory that is writable for all users.
         let set = SetAttr { perm: Some(0o1777), ..SetAttr::default() };
         root.setattr(&context(), Ino::ROOT, None, &set).unwrap();
-        assert_eq!(heir.unlink(&cx, Ino::ROOT, name("shown")), Err(Errno::EPERM));
+        assert_eq!(successor.unlink(&cx, Ino::ROOT, name("shown")), Err(Errno::EPERM));
         let both = ((Ino::ROOT, name("shown")), (Ino::ROOT, name("other")));
-        let renamed = heir.rename(&cx, both.0, both.1, RenameFlags(0));
+        let renamed = successor.rename(&cx, both.0, both.1, RenameFlags(0));
         assert_eq!(renamed, Err(Errno::EPERM));
         let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
-        heir.mknod(&cx, Ino::ROOT, name("own"), &node).unwrap();
-        assert_eq!(heir.unlink(&cx, Ino::ROOT, name("own")), Ok(()));
+        successor.mknod(&cx, Ino::ROOT, name("own"), &node).unwrap();
+        assert_eq!(successor.unlink(&cx, Ino::ROOT, name("own")), Ok(()));
         let node = NewNode::new(FileKind::Regular, 0o644, context().caller);
-        assert!(heir.mknod(&cx, Ino::ROOT, name("roots"), &node).is_err());
+        assert!(successor.mknod(&cx, Ino::ROOT, name("roots"), &node).is_err());
         // Its children have no more rights, and a process without the connection gets nothing.
         let (child, stranger) = std::thread::scope(|scope| {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
                 let stranger = RemoteClient::connect(path.as_ref(), RemoteOptions::default());
-                (heir.inheritance().unwrap().begin(), stranger)
+                (successor.hand_over().unwrap().begin(), stranger)
             };
             scope.spawn(become_another).join().unwrap()
         });
@@ -589,7 +590,7 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         assert_eq!(child.open(&cx, secret.ino, args).err(), Some(Errno::EACCES));
         assert!(child.open(&cx, shown.ino, args).is_ok());
         drop(child);
-        drop(heir);
+        drop(successor);
         drop(root);
         server.shut_down();
     });

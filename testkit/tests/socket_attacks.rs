@@ -643,13 +643,13 @@ fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
             }
         }
         // Within the limit of connections, and each goes away with its socket.
-        let copies = [(); 3].map(|()| as_user(USER, || client.inheritance().unwrap()));
-        assert!(as_user(USER, || client.inheritance().is_err()), "a fifth connection");
-        assert!(as_user(USER, || copies[0].inheritance().is_err()), "a fifth connection");
+        let copies = [(); 3].map(|()| as_user(USER, || client.hand_over().unwrap()));
+        assert!(as_user(USER, || client.hand_over().is_err()), "a fifth connection");
+        assert!(as_user(USER, || copies[0].hand_over().is_err()), "a fifth connection");
         drop(copies);
         let one = (0..500).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            as_user(USER, || client.inheritance().ok())
+            as_user(USER, || client.hand_over().ok())
         });
         // Its socket is good for its INIT alone: another number, another copy and other requests end it.
         let one = one.expect("the copies are gone");
@@ -662,7 +662,7 @@ fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
         for message in messages {
             let one = (0..500).find_map(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(10));
-                as_user(USER, || client.inheritance().ok())
+                as_user(USER, || client.hand_over().ok())
             });
             let socket = new_socket_of(&one.expect("the copy before is gone"));
             send(&socket, &message);
@@ -720,7 +720,7 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
             create(&one, USER, &format!("one {number}"), 0o644);
         }
         // The state of a child of fork(2): a second connection with all that the first has.
-        assert!(as_user(USER, || one.inheritance().is_err()), "the user would have twice as much");
+        assert!(as_user(USER, || one.hand_over().is_err()), "the user would have twice as much");
         let [(_, file), _] = [0, 1].map(|n| create(&two, USER, &format!("two {n}"), 0o644));
         assert_eq!(open(&two, USER, file.ino, 0).err(), Some(Errno::EMFILE));
 

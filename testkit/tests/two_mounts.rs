@@ -53,8 +53,8 @@ impl PairedMount {
 
     fn count_requests(&self) -> u64 {
         let snapshot = self.session.as_ref().unwrap().statistics().snapshot();
-        let asked = |name: &str| ["LOOKUP", "GETATTR", "STATX"].contains(&name);
-        let ops = snapshot.ops.iter().filter(|op| asked(op.op.name()));
+        let requested = |name: &str| ["LOOKUP", "GETATTR", "STATX"].contains(&name);
+        let ops = snapshot.ops.iter().filter(|op| requested(op.op.name()));
         ops.map(|op| op.latency.count).sum()
     }
 }

@@ -68,8 +68,8 @@ impl VersionState {
     fn check_since(&self, before: &VersionState, what: &str) {
         for (place, (found, version)) in &self.names {
             let Some((found_before, before)) = before.names.get(place) else { continue };
-            let told = version != before;
-            assert!(found == found_before || told, "{what}: the name {place:?}");
+            let notified = version != before;
+            assert!(found == found_before || notified, "{what}: the name {place:?}");
         }
         for (ino, (attr, version, rights)) in &self.inodes {
             let Some((attr_before, before, rights_before)) = before.inodes.get(ino) else {
@@ -489,8 +489,8 @@ fn a_path_leads_no_user_where_it_may_not_search() {
     );
     assert_eq!(client.walk_steps(&user, dir, path("file"), nobody), Err(Errno::EACCES));
     assert_eq!(client.walk_steps(&user, Ino::ROOT, path("dir/file"), nobody), Err(Errno::EACCES));
-    let told = client.names(&user, dir, 10, |_, _| panic!("a name is told"));
-    assert_eq!(told, Err(Errno::EACCES));
+    let notified = client.names(&user, dir, 10, |_, _| panic!("a name is told"));
+    assert_eq!(notified, Err(Errno::EACCES));
     assert_eq!(client.getattr(&user, file, None), Err(Errno::ESTALE));
     assert_eq!(
         client.walk_steps(&root, Ino::ROOT, path("dir"), nobody),

@@ -82,10 +82,10 @@ impl BpfProbe {
             Some(_) => Some(take_ring(&mut ebpf)?),
             None => None,
         };
-        let mut eyes =
+        let mut probe =
             BpfProbe { ebpf, events, connection: wanted.connection, daemons: BTreeMap::new() };
-        eyes.refresh()?;
-        Ok(eyes)
+        probe.refresh()?;
+        Ok(probe)
     }
 
     /// Updates the program's table of daemons.

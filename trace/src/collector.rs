@@ -33,7 +33,7 @@ pub enum CollectorKind {
 /// Traces the requests of all FUSE connections, or of one, until it is dropped.
 #[derive(Debug)]
 pub struct Collector {
-    eyes: KernelProbe,
+    probe: KernelProbe,
     notes: Vec<String>,
     started: Instant,
     started_unix_ms: u64,
@@ -52,7 +52,7 @@ impl Collector {
     /// Fails with the errors of the last mechanism tried. Each mechanism requires root.
     pub fn start(wanted: &CollectorOptions) -> Result<Collector, TraceError> {
         let mut notes = Vec::new();
-        let eyes = match wanted.kind {
+        let probe = match wanted.kind {
             Some(CollectorKind::Tracefs) => {
                 KernelProbe::Tracefs(tracefs::TracefsProbe::open(wanted)?.into())
             }
@@ -60,25 +60,25 @@ impl Collector {
                 KernelProbe::Bpf(bpf::BpfProbe::open(wanted, &mut notes)?.into())
             }
             None => match bpf::BpfProbe::open(wanted, &mut notes) {
-                Ok(eyes) => KernelProbe::Bpf(eyes.into()),
+                Ok(probe) => KernelProbe::Bpf(probe.into()),
                 Err(error) => {
-                    let eyes = tracefs::TracefsProbe::open(wanted)
+                    let probe = tracefs::TracefsProbe::open(wanted)
                         .map_err(|second| combine(&error, second))?;
                     notes.push(format!(
                         "{error}; tracing by tracefs, which reports only the time from sending to the end"
                     ));
-                    KernelProbe::Tracefs(eyes.into())
+                    KernelProbe::Tracefs(probe.into())
                 }
             },
         };
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started_unix_ms = unix.as_millis() as u64;
-        Ok(Collector { eyes, notes, started: Instant::now(), started_unix_ms })
+        Ok(Collector { probe, notes, started: Instant::now(), started_unix_ms })
     }
 
     /// The mechanism in use.
     pub fn kind(&self) -> CollectorKind {
-        match self.eyes {
+        match self.probe {
             KernelProbe::Bpf(_) => CollectorKind::Bpf,
             KernelProbe::Tracefs(_) => CollectorKind::Tracefs,
         }
@@ -92,17 +92,17 @@ impl Collector {
     /// Updates the table of daemons. Call it from time to time if mounts may begin and end. Errors:
     /// [`TraceError::Map`].
     pub fn refresh(&mut self) -> Result<(), TraceError> {
-        match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => eyes.refresh(),
+        match &mut self.probe {
+            KernelProbe::Bpf(probe) => probe.refresh(),
             KernelProbe::Tracefs(_) => Ok(()),
         }
     }
 
     /// The counts so far, by connection. Errors: [`TraceError::Map`], [`TraceError::File`].
     pub fn snapshots(&mut self) -> Result<BTreeMap<u32, StatsSnapshot>, TraceError> {
-        let counted = match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => eyes.read_counts()?,
-            KernelProbe::Tracefs(eyes) => eyes.read_counts()?,
+        let counted = match &mut self.probe {
+            KernelProbe::Bpf(probe) => probe.read_counts()?,
+            KernelProbe::Tracefs(probe) => probe.read_counts()?,
         };
         let mut snapshots: BTreeMap<u32, StatsSnapshot> = BTreeMap::new();
         for (connection, stats) in counted {
@@ -122,9 +122,9 @@ impl Collector {
 
     /// The requests in progress, the oldest first. Errors: [`TraceError::Map`].
     pub fn flights(&mut self) -> Result<Vec<RequestInFlight>, TraceError> {
-        let mut flights = match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => eyes.flights()?,
-            KernelProbe::Tracefs(eyes) => eyes.flights()?,
+        let mut flights = match &mut self.probe {
+            KernelProbe::Bpf(probe) => probe.flights()?,
+            KernelProbe::Tracefs(probe) => probe.flights()?,
         };
         flights.sort_by_key(|flight| flight.sent_ns);
         Ok(flights)
@@ -132,9 +132,9 @@ impl Collector {
 
     /// The measurements that were lost. Errors: [`TraceError::Map`].
     pub fn losses(&mut self) -> Result<LostMeasurements, TraceError> {
-        match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => eyes.losses(),
-            KernelProbe::Tracefs(eyes) => Ok(eyes.losses()),
+        match &mut self.probe {
+            KernelProbe::Bpf(probe) => probe.losses(),
+            KernelProbe::Tracefs(probe) => Ok(probe.losses()),
         }
     }
 
@@ -142,12 +142,12 @@ impl Collector {
     /// far as the kernel keeps it. Never waits. Without [`CollectorOptions::events`] there are none. Errors:
     /// [`TraceError::Map`], [`TraceError::File`].
     pub fn events(&mut self, each: &mut dyn FnMut(CompletedRequest)) -> Result<(), TraceError> {
-        match &mut self.eyes {
-            KernelProbe::Bpf(eyes) => {
-                eyes.events(each);
+        match &mut self.probe {
+            KernelProbe::Bpf(probe) => {
+                probe.events(each);
                 Ok(())
             }
-            KernelProbe::Tracefs(eyes) => eyes.events(each),
+            KernelProbe::Tracefs(probe) => probe.events(each),
         }
     }
 

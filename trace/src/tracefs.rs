@@ -96,12 +96,12 @@ impl TracefsProbe {
         let shared = Arc::new(TracefsShared::default());
         shared.lock().filter = wanted.events.clone();
         // From here on, Drop removes the instance in case of an error.
-        let mut eyes = TracefsProbe { instance, shared, reader: None, _tracefs: tracefs };
-        let pipe = eyes.begin(wanted.connection).map_err(failed)?;
-        let shared = Arc::clone(&eyes.shared);
+        let mut probe = TracefsProbe { instance, shared, reader: None, _tracefs: tracefs };
+        let pipe = probe.begin(wanted.connection).map_err(failed)?;
+        let shared = Arc::clone(&probe.shared);
         let reader = thread::Builder::new().name("defuse-tracefs".to_owned());
-        eyes.reader = Some(reader.spawn(move || read_all(pipe, &shared)).map_err(failed)?);
-        Ok(eyes)
+        probe.reader = Some(reader.spawn(move || read_all(pipe, &shared)).map_err(failed)?);
+        Ok(probe)
     }
 
     fn begin(&self, connection: Option<u32>) -> io::Result<File> {

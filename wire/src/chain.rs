@@ -130,7 +130,7 @@ impl LinkValues {
 }
 
 /// Puts the values of an earlier link into a request.
-pub fn complete(request: &mut [u8], link: ChainLink, told: LinkValues) {
+pub fn complete(request: &mut [u8], link: ChainLink, values: LinkValues) {
     let mut put = |at: usize, value: Option<u64>| {
         let value = value.unwrap_or_default();
         if let Some(place) = request.get_mut(at..at + 8) {
@@ -138,13 +138,13 @@ pub fn complete(request: &mut [u8], link: ChainLink, told: LinkValues) {
         }
     };
     if link.uses & ChainLink::INODE != 0 {
-        put(std::mem::offset_of!(InHeader, nodeid), told.inode);
+        put(std::mem::offset_of!(InHeader, nodeid), values.inode);
     }
     if link.uses & ChainLink::FILE != 0 {
-        put(HEADER, told.handle);
+        put(HEADER, values.handle);
     }
     if link.uses & ChainLink::POSITION != 0 {
-        put(HEADER + 8, told.position);
+        put(HEADER + 8, values.position);
     }
 }
 
@@ -229,19 +229,19 @@ mod tests {
     #[test]
     fn requests_are_completed_with_what_an_answer_tells() {
         let mut read = request(Opcode::Read, &[0; 40]);
-        let told = LinkValues { inode: Some(7), handle: Some(9), position: None };
-        complete(&mut read, ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 }, told);
+        let values = LinkValues { inode: Some(7), handle: Some(9), position: None };
+        complete(&mut read, ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 }, values);
         assert_eq!(InHeader::read_from_prefix(&read).unwrap().0.nodeid, 7);
         assert_eq!(read[HEADER..HEADER + 8], 9u64.to_ne_bytes());
         // A request without room for a handle stays unchanged, and is refused as a request.
         let mut short = request(Opcode::Read, &[1; 4]);
-        complete(&mut short, ChainLink { uses: ChainLink::FILE, of: 0 }, told);
+        complete(&mut short, ChainLink { uses: ChainLink::FILE, of: 0 }, values);
         assert_eq!(short, request(Opcode::Read, &[1; 4]));
         let mut list = request(Opcode::Readdir, &[0; 40]);
-        let told = LinkValues { position: Some(11), ..told };
-        complete(&mut list, ChainLink { uses: ChainLink::POSITION, of: 0 }, told);
+        let values = LinkValues { position: Some(11), ..values };
+        complete(&mut list, ChainLink { uses: ChainLink::POSITION, of: 0 }, values);
         assert_eq!(list[HEADER..HEADER + 16], [[0; 8], 11u64.to_ne_bytes()].concat());
-        let uses = |uses| told.has(ChainLink { uses, of: 0 });
+        let uses = |uses| values.has(ChainLink { uses, of: 0 });
         assert!(uses(0) && uses(7) && !LinkValues::default().has(ChainLink { uses: 4, of: 0 }));
     }
 

@@ -292,7 +292,7 @@ impl ConnectionCopy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionNumbers {
     /// The connection from which this one takes over inodes and open files; this one begins with none.
-    pub heir_of: ConnectionNumber,
+    pub predecessor: ConnectionNumber,
     /// The connection itself.
     pub own: ConnectionNumber,
 }
@@ -303,14 +303,14 @@ impl ConnectionNumbers {
         let number = |words: &[u32]| {
             words.iter().fold(0, |all, &word| all << 32 | ConnectionNumber::from(word))
         };
-        let (heir_of, own) = init.unused[NAMES_AT..].split_at(4);
-        ConnectionNumbers { heir_of: number(heir_of), own: number(own) }
+        let (predecessor, own) = init.unused[NAMES_AT..].split_at(4);
+        ConnectionNumbers { predecessor: number(predecessor), own: number(own) }
     }
 
     /// Stores the names in an INIT.
     pub fn store_in(&self, init: &mut InitIn) {
         let words = |number: ConnectionNumber| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
-        init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.heir_of));
+        init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.predecessor));
         init.unused[NAMES_AT..][4..].copy_from_slice(&words(self.own));
     }
 }
@@ -322,8 +322,8 @@ mod tests {
     #[test]
     fn connection_names_round_trip_through_init() {
         let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
-        for (heir_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
-            let names = ConnectionNumbers { heir_of, own };
+        for (predecessor, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
+            let names = ConnectionNumbers { predecessor, own };
             let mut init = InitIn::default();
             names.store_in(&mut init);
             assert_eq!(ConnectionNumbers::from_init(&init), names);

@@ -46,8 +46,8 @@ fn expect_end(mut command: Child, network: &Path) {
 fn can_run() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let has = |program: &str| {
-        let mut asked = Command::new(program);
-        asked.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+        let mut requested = Command::new(program);
+        requested.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     };
     let can = is_root && ["glusterd", "gluster", "ip", "nsenter"].into_iter().all(has);
     if !can {

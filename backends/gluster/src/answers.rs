@@ -67,7 +67,7 @@ pub(crate) struct MetadataCache<R> {
     own: Arc<OwnChangeTimes>,
     kept: Mutex<CachedMetadata<R>>,
     /// Number of queries that were answered from the cache.
-    given: AtomicU64,
+    answered: AtomicU64,
 }
 
 struct CachedMetadata<R> {
@@ -83,7 +83,7 @@ struct CachedStat<R> {
     lacks: AbsentXattrs,
     /// The directory whose listing contained the inode.
     listed_in: Option<Gfid>,
-    asked: QueryContext,
+    query: QueryContext,
     until: Instant,
     _reference: R,
 }
@@ -118,7 +118,7 @@ struct CachedDirectory<R> {
 struct CachedChild {
     /// The inode; `None` if there was none.
     gfid: Option<Gfid>,
-    asked: QueryContext,
+    query: QueryContext,
     until: Instant,
 }
 
@@ -142,7 +142,7 @@ impl<R> MetadataCache<R> {
         };
         let places = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
         let own = Arc::new(OwnChangeTimes { inbox: Arc::clone(&inbox), places });
-        MetadataCache { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
+        MetadataCache { inbox, own, kept: Mutex::new(kept), answered: AtomicU64::new(0) }
     }
 
     /// The inode of a name, for the caller `who`.
@@ -150,7 +150,7 @@ impl<R> MetadataCache<R> {
         let kept = self.lock();
         let Some(known) = kept.dirs.get(&dir) else { return LookupAnswer::Unknown };
         let Some(child) = known.names.get(name) else { return LookupAnswer::Unknown };
-        if !self.has_name(dir, name, child, now) || child.asked.who != *who {
+        if !self.has_name(dir, name, child, now) || child.query.who != *who {
             return LookupAnswer::Unknown;
         }
         // Frontends get no negative answers from here.
@@ -159,7 +159,7 @@ impl<R> MetadataCache<R> {
         if now.duration_since(known.looked) >= DIRECTORIES_HOLD {
             return LookupAnswer::LookAtDirectory;
         }
-        self.given.fetch_add(1, Ordering::Relaxed);
+        self.answered.fetch_add(1, Ordering::Relaxed);
         LookupAnswer::Inode(gfid, stat)
     }
 
@@ -171,7 +171,7 @@ impl<R> MetadataCache<R> {
         now: Instant,
     ) -> Option<libc::stat> {
         let stat = self.stat(&self.lock(), who, gfid, now)?;
-        self.given.fetch_add(1, Ordering::Relaxed);
+        self.answered.fetch_add(1, Ordering::Relaxed);
         Some(stat)
     }
 
@@ -194,16 +194,16 @@ impl<R> MetadataCache<R> {
     pub fn keep_attributes(
         &self,
         (gfid, stat, listed_in): (Gfid, &libc::stat, Option<Gfid>),
-        asked: &QueryContext,
+        query: &QueryContext,
         until: Instant,
         reference: R,
     ) {
         let mut kept = self.lock();
         let room = kept.files.len() < FILES || kept.files.contains_key(&gfid);
         let old = if room { None } else { self.make_room(&mut kept) };
-        let (stat, asked) = (*stat, asked.clone());
+        let (stat, query) = (*stat, query.clone());
         let lacks = kept.files.get(&gfid).map(|old| old.lacks.clone()).unwrap_or_default();
-        let file = CachedStat { stat, lacks, listed_in, asked, until, _reference: reference };
+        let file = CachedStat { stat, lacks, listed_in, query, until, _reference: reference };
         let replaced = kept.files.insert(gfid, file);
         drop(kept);
         // The references are dropped outside of the lock, because they call libgfapi.
@@ -218,7 +218,7 @@ impl<R> MetadataCache<R> {
         let lacks = file
             .is_some_and(|file| file.lacks.names & bit != 0 && self.holds(gfid, &file.lacks, now));
         if lacks {
-            self.given.fetch_add(1, Ordering::Relaxed);
+            self.answered.fetch_add(1, Ordering::Relaxed);
         }
         lacks
     }
@@ -271,13 +271,13 @@ impl<R> MetadataCache<R> {
         &self,
         (dir, name): (Gfid, &[u8]),
         gfid: Option<Gfid>,
-        asked: &QueryContext,
+        query: &QueryContext,
         until: Instant,
     ) {
         let mut kept = self.lock();
         let old = if kept.names < NAMES { None } else { self.make_room(&mut kept) };
         if let Some(dir) = kept.dirs.get_mut(&dir) {
-            let child = CachedChild { gfid, asked: asked.clone(), until };
+            let child = CachedChild { gfid, query: query.clone(), until };
             let is_new = dir.names.insert(name.into(), child).is_none();
             kept.names += usize::from(is_new);
         }
@@ -293,15 +293,15 @@ impl<R> MetadataCache<R> {
     }
 
     /// True if this client has changed an inode since the query.
-    pub fn has_changed(&self, gfid: Gfid, asked: &QueryContext) -> bool {
-        asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
+    pub fn has_changed(&self, gfid: Gfid, query: &QueryContext) -> bool {
+        query.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     /// The numbers of inodes, of names, and of queries that were answered from the cache.
     pub fn counts(&self) -> [u64; 3] {
         let kept = self.lock();
         let (files, names) = (kept.files.len() as u64, kept.names as u64);
-        [files, names, self.given.load(Ordering::Relaxed)]
+        [files, names, self.answered.load(Ordering::Relaxed)]
     }
 
     fn stat(
@@ -312,18 +312,18 @@ impl<R> MetadataCache<R> {
         now: Instant,
     ) -> Option<libc::stat> {
         let file = kept.files.get(&gfid)?;
-        (self.has_attributes(gfid, file, now) && file.asked.who == *who).then_some(file.stat)
+        (self.has_attributes(gfid, file, now) && file.query.who == *who).then_some(file.stat)
     }
 
     fn has_attributes(&self, gfid: Gfid, file: &CachedStat<R>, now: Instant) -> bool {
         now < file.until
-            && !self.inbox.has_report_since(gfid, file.asked.since)
-            && !file.listed_in.is_some_and(|dir| self.inbox.has_report_since(dir, file.asked.since))
-            && !file.asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
+            && !self.inbox.has_report_since(gfid, file.query.since)
+            && !file.listed_in.is_some_and(|dir| self.inbox.has_report_since(dir, file.query.since))
+            && !file.query.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     fn has_name(&self, dir: Gfid, name: &[u8], child: &CachedChild, now: Instant) -> bool {
-        let since = child.asked.since;
+        let since = child.query.since;
         now < child.until
             && !self.inbox.has_report_since(dir, since)
             && !child.gfid.is_some_and(|gfid| self.inbox.has_report_since(gfid, since))
@@ -424,19 +424,19 @@ mod tests {
     /// Makes a cache with the name `f` of a file.
     fn make_answers() -> (MetadataCache<()>, QueryContext) {
         let inbox: Arc<UpcallInbox> = Arc::default();
-        let asked = QueryContext { since: inbox.now(), changes: 0, who: CallerIdentity::default() };
+        let query = QueryContext { since: inbox.now(), changes: 0, who: CallerIdentity::default() };
         let answers = MetadataCache::new(inbox);
-        keep(&answers, &asked);
-        (answers, asked)
+        keep(&answers, &query);
+        (answers, query)
     }
 
-    fn keep(answers: &MetadataCache<()>, asked: &QueryContext) {
+    fn keep(answers: &MetadataCache<()>, query: &QueryContext) {
         let now = Instant::now();
         if answers.record_fetch(D, now) {
             answers.keep_dir(D, now, ());
         }
-        answers.keep_attributes((F, &zeroed_stat(), None), asked, now + LONG, ());
-        answers.keep_name((D, b"f"), Some(F), asked, now + LONG);
+        answers.keep_attributes((F, &zeroed_stat(), None), query, now + LONG, ());
+        answers.keep_name((D, b"f"), Some(F), query, now + LONG);
     }
 
     fn has(answers: &MetadataCache<()>) -> (bool, bool) {
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_file_is_known_to_lack_attributes_until_somebody_changes_it() {
-        let (answers, asked) = make_answers();
+        let (answers, query) = make_answers();
         let [capability, acl, own] =
             [&b"security.capability"[..], b"system.posix_acl_access", b"user.a"];
         let now = Instant::now();
@@ -463,7 +463,7 @@ mod tests {
         assert!(!answers.lacks(D, capability, now), "nothing else is known of it");
         assert!(!answers.lacks(F, capability, now + LONG));
         // New attributes of the same file keep this knowledge.
-        keep(&answers, &asked);
+        keep(&answers, &query);
         assert_eq!(lacks(&answers), [true, true, false]);
         let change = answers.begin_change(vec![ChangeSubject::Attributes(F)]);
         assert_eq!(lacks(&answers), [false; 3]);
@@ -489,9 +489,9 @@ mod tests {
         let change = answers.begin_change(vec![ChangeSubject::Name(D, b"f")]);
         assert_eq!(has(&answers), (false, true));
         // An answer during the change may be older than the change.
-        let asked =
+        let query =
             QueryContext { since: answers.inbox.now(), changes: 0, who: CallerIdentity::default() };
-        keep(&answers, &asked);
+        keep(&answers, &query);
         assert_eq!(has(&answers), (true, true));
         drop(change);
         assert_eq!(has(&answers), (false, true));
@@ -508,12 +508,12 @@ mod tests {
             // The message has overtaken this answer.
             keep(&answers, &old);
             assert_eq!(has(&answers), (false, changed == D));
-            let asked = QueryContext {
+            let query = QueryContext {
                 since: answers.inbox.now(),
                 changes: 0,
                 who: CallerIdentity::default(),
             };
-            keep(&answers, &asked);
+            keep(&answers, &query);
             assert_eq!(has(&answers), (true, true));
             answers.inbox.put_all();
             assert_eq!(has(&answers), (false, false));
@@ -529,14 +529,14 @@ mod tests {
 
     #[test]
     fn attributes_of_a_listing_hold_until_another_client_changes_the_directory() {
-        let (answers, asked) = make_answers();
+        let (answers, query) = make_answers();
         let now = Instant::now();
         answers.inbox.put([7; 16], 0);
         assert_eq!(has(&answers), (true, true));
-        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &asked, now + LONG, ());
+        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &query, now + LONG, ());
         assert_eq!(has(&answers), (false, false));
-        let asked = QueryContext { since: answers.inbox.now(), ..asked };
-        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &asked, now + LONG, ());
+        let query = QueryContext { since: answers.inbox.now(), ..query };
+        answers.keep_attributes((F, &zeroed_stat(), Some([7; 16])), &query, now + LONG, ());
         assert_eq!(has(&answers), (true, true));
     }
 
@@ -555,9 +555,9 @@ mod tests {
 
     #[test]
     fn that_a_name_is_missing_is_known_until_it_is_made() {
-        let (answers, asked) = make_answers();
+        let (answers, query) = make_answers();
         let now = Instant::now();
-        answers.keep_name((D, b"g"), None, &asked, now + LONG);
+        answers.keep_name((D, b"g"), None, &query, now + LONG);
         assert_eq!((answers.child(D, b"g", now), answers.child(D, b"h", now)), (Some(None), None));
         assert!(matches!(
             answers.name(&CallerIdentity::default(), D, b"g", now),
@@ -580,15 +580,15 @@ mod tests {
 
     #[test]
     fn answers_are_bounded_and_old_ones_give_room() {
-        let (answers, asked) = make_answers();
+        let (answers, query) = make_answers();
         let now = Instant::now();
         let gfid = |number: usize| (number as u128 + 9).to_ne_bytes();
         for number in 0..2 * FILES {
-            answers.keep_attributes((gfid(number), &zeroed_stat(), None), &asked, now + LONG, ());
+            answers.keep_attributes((gfid(number), &zeroed_stat(), None), &query, now + LONG, ());
         }
         for number in 0..2 * NAMES {
             let name = number.to_ne_bytes();
-            answers.keep_name((D, &name), Some(gfid(number)), &asked, now + LONG);
+            answers.keep_name((D, &name), Some(gfid(number)), &query, now + LONG);
         }
         let [files, names, _] = answers.counts();
         assert!(files <= FILES as u64 && names <= NAMES as u64, "{files} {names}");

@@ -116,7 +116,7 @@ fn make_volfile_query(
         servers: servers.to_vec(),
         transport: options.transport,
         volume: address.volume.clone(),
-        at_most: options.told_for,
+        at_most: options.upcall_time,
     };
     let long = asks.long().inspect_err(|reason| {
         log::info!("names and attributes are kept for {:?}: {reason}", options.valid_for);
@@ -128,7 +128,7 @@ fn make_volfile_query(
 fn translators(
     volume: &str,
     options: &GlusterOptions,
-    is_told: bool,
+    has_upcalls: bool,
 ) -> Result<Vec<(CString, CString, CString)>, String> {
     let level = match options.log_level {
         0 => "NONE",
@@ -155,8 +155,8 @@ fn translators(
         // Calls have threads, and transfers need none: an additional thread would only have to be woken.
         ("*-io-threads", "pass-through", "on"),
         // Servers report changed access lists only to clients that register for them.
-        ("*-md-cache", "cache-invalidation", if is_told { "on" } else { "off" }),
-        ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),
+        ("*-md-cache", "cache-invalidation", if has_upcalls { "on" } else { "off" }),
+        ("*-md-cache", "cache-posix-acl", if has_upcalls { "on" } else { "off" }),
         (volume, "log-level", level),
     ];
     let mut all = all
@@ -263,8 +263,8 @@ fn root(volume: &VolumeConnection, directory: &[CString]) -> Result<Gfid, (CStri
 /// True if the file systems of the servers keep access lists.
 fn keeps_acls(volume: &VolumeConnection, root: Gfid) -> bool {
     const ACL: &CStr = c"system.posix_acl_access";
-    let asked = volume.object(root).and_then(|root| volume.get_xattr(&root, Some(ACL), &mut []));
-    matches!(asked, Ok(_) | Err(Errno::ENODATA))
+    let reply = volume.object(root).and_then(|root| volume.get_xattr(&root, Some(ACL), &mut []));
+    matches!(reply, Ok(_) | Err(Errno::ENODATA))
 }
 
 fn names(servers: &[(String, u16)]) -> String {

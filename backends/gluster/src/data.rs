@@ -58,7 +58,7 @@ impl Gluster {
             drop(self.begin_own_change_of(ino));
         }
         // Messages about earlier changes have come before the answer of the servers.
-        let keeps = self.keeps_pages(ino, gfid, &acting.asked);
+        let keeps = self.keeps_pages(ino, gfid, &acting.query);
         // With contents of the size that the kernel knows, it need not ask for the size again.
         let is_known = keeps || handle.unopened_file().is_some_and(SmallFile::has_size);
         if !is_known {
@@ -78,15 +78,15 @@ impl Gluster {
 
     /// True if the pages that a kernel has of a file are valid: the servers tell of changes, and have told of none since
     /// an open that dropped the pages. Otherwise, this open is to drop them.
-    fn keeps_pages(&self, ino: Ino, gfid: Gfid, asked: &QueryContext) -> bool {
+    fn keeps_pages(&self, ino: Ino, gfid: Gfid, query: &QueryContext) -> bool {
         let Some(long) = self.watch.long().filter(|_| !self.settings.takes_turns) else {
             return false;
         };
-        let is_told = |since| self.watch.inbox.has_report_since(gfid, since);
+        let is_watched = |since| self.watch.inbox.has_report_since(gfid, since);
         let is_valid = self.watch.is_unchanged(&self.nodes, &self.volume, ino)
-            && self.pages.last_drop(gfid, long).is_some_and(|since| !is_told(since));
+            && self.pages.last_drop(gfid, long).is_some_and(|since| !is_watched(since));
         if !is_valid {
-            self.pages.drop_at(gfid, asked.since);
+            self.pages.drop_at(gfid, query.since);
         }
         is_valid
     }
@@ -350,7 +350,7 @@ impl Gluster {
         cx: &Context<'_>,
         file: &OpenVolumeFile,
         range: Fallocate,
-        asked: &QueryContext,
+        query: &QueryContext,
     ) -> Result<()> {
         const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         const KEEP: u32 = Fallocate::KEEP_SIZE;
@@ -363,7 +363,7 @@ impl Gluster {
             _ => return Err(Errno::EOPNOTSUPP),
         }
         if cx.caller.uid != 0 {
-            self.drop_set_id(file.ino, asked)?;
+            self.drop_set_id(file.ino, query)?;
         }
         Ok(())
     }
@@ -403,7 +403,7 @@ impl Gluster {
         let (stat, valid) = changes(change);
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
-                Err(Errno::EPERM) if self.is_set_id_drop(ino, change, &acting.asked)? => {
+                Err(Errno::EPERM) if self.is_set_id_drop(ino, change, &acting.query)? => {
                     // A write by a user other than the owner drops the bits. The frontend has allowed the write; a
                     // server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
@@ -413,7 +413,7 @@ impl Gluster {
             }
         }
         if change.size.is_some() && change.kill_suidgid {
-            self.drop_set_id(ino, &acting.asked)?;
+            self.drop_set_id(ino, &acting.query)?;
         }
         // The kernel gets what it has, with the change, and asks again when it needs the time of the change.
         if change.size.is_none()
@@ -425,7 +425,7 @@ impl Gluster {
             return Ok(attr);
         }
         // An answer to a query within a change is not kept.
-        self.fetch_attributes(ino, &acting.asked)
+        self.fetch_attributes(ino, &acting.query)
     }
 
     /// Drops set-user-id and set-group-id before a write if the frontend requests it. The servers drop file
@@ -454,8 +454,8 @@ impl Gluster {
 
     /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
     /// owner change them, but the frontend has allowed it.
-    fn drop_set_id(&self, ino: Ino, asked: &QueryContext) -> Result<()> {
-        let perm = self.fetch_attributes(ino, asked)?.perm;
+    fn drop_set_id(&self, ino: Ino, query: &QueryContext) -> Result<()> {
+        let perm = self.fetch_attributes(ino, query)?.perm;
         let mut stat = zeroed_stat();
         stat.st_mode = drop_set_id(perm, true);
         if stat.st_mode == perm {
@@ -485,13 +485,13 @@ impl Gluster {
         )
     }
 
-    fn is_set_id_drop(&self, ino: Ino, change: &SetAttr, asked: &QueryContext) -> Result<bool> {
+    fn is_set_id_drop(&self, ino: Ino, change: &SetAttr, query: &QueryContext) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
-        let asked_for = SetAttr { kill_suidgid: false, unanswered: false, ..*change };
-        let Some(perm) = change.perm.filter(|_| asked_for == only_perm) else {
+        let requested = SetAttr { kill_suidgid: false, unanswered: false, ..*change };
+        let Some(perm) = change.perm.filter(|_| requested == only_perm) else {
             return Ok(false);
         };
-        let old = self.fetch_attributes(ino, asked)?.perm;
+        let old = self.fetch_attributes(ino, query)?.perm;
         Ok(old & !perm & !0o6000 == 0 && perm & !old == 0)
     }
 }

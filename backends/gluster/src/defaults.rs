@@ -36,7 +36,7 @@ impl DefaultAclCache {
                 _ => inner.changes,
             }
         };
-        let asked = Instant::now();
+        let queried = Instant::now();
         let has = ask();
         let mut inner = self.lock();
         // An answer that a change has overtaken is not valid after the change.
@@ -44,7 +44,7 @@ impl DefaultAclCache {
             if inner.known.len() >= KEPT {
                 inner.known.clear();
             }
-            inner.known.insert(dir, (asked, has));
+            inner.known.insert(dir, (queried, has));
         }
         has
     }

@@ -162,17 +162,17 @@ impl FileSystem for Gluster {
         }
         let open = match fh {
             Some(fh) => {
-                let is_told = self.listen_to(ino);
+                let is_watched = self.listen_to(ino);
                 // A file that is not opened yet is asked for by its identity.
                 let file = self.file(fh).ok().filter(|file| file.handle.unopened_file().is_none());
-                file.and_then(|file| Some((file.handle().ok()?.stat().ok()?, is_told)))
+                file.and_then(|file| Some((file.handle().ok()?.stat().ok()?, is_watched)))
             }
             None => None,
         };
         match open {
-            Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, &acting.asked)),
+            Some((stat, is_watched)) => self.attr_of(ino, &stat, (is_watched, &acting.query)),
             // This also serves the handle of a directory.
-            _ => self.fetch_attributes(ino, &acting.asked),
+            _ => self.fetch_attributes(ino, &acting.query),
         }
     }
 
@@ -278,7 +278,7 @@ impl FileSystem for Gluster {
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let acting = self.act_on_open(cx);
         let _change = self.begin_own_change_of(file.ino);
-        self.allocate(cx, &*self.file(file.fh)?, range, &acting.asked)
+        self.allocate(cx, &*self.file(file.fh)?, range, &acting.query)
     }
 
     fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -354,7 +354,7 @@ impl FileSystem for Gluster {
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let acting = self.act(cx);
         let _read = self.begin_own_change_of(dir.ino);
-        self.list((&*self.dir(dir.fh)?, &acting.asked), from, out)
+        self.list((&*self.dir(dir.fh)?, &acting.query), from, out)
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {

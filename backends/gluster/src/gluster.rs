@@ -242,8 +242,8 @@ impl Gluster {
     fn act_for(&self, who: CallerIdentity) -> ActingUser<'_> {
         self.watch.inbox.record_use();
         let changes = self.changes.now();
-        let asked = QueryContext { since: self.watch.inbox.now(), changes, who };
-        ActingUser { volume: &self.volume, restores: self.settings.restores, asked }
+        let query = QueryContext { since: self.watch.inbox.now(), changes, who };
+        ActingUser { volume: &self.volume, restores: self.settings.restores, query }
     }
 
     /// Starts the thread that queries the subvolumes of directories.
@@ -270,9 +270,9 @@ impl Gluster {
         }
         let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));
         let (volume, refusal) = (Arc::clone(&self.volume), None);
-        let teller = UpcallNotifier { watch, nodes, volume, asks, long, refusal };
+        let notifier = UpcallNotifier { watch, nodes, volume, asks, long, refusal };
         let thread = std::thread::Builder::new().name("gluster-upcalls".to_owned());
-        if let Err(error) = thread.spawn(move || teller.run()) {
+        if let Err(error) = thread.spawn(move || notifier.run()) {
             self.warn_of_short_times(&format!("no thread: {error}"));
         }
     }
@@ -289,8 +289,8 @@ impl Gluster {
         }
         let key = (cx.caller.pid, cx.caller.uid, cx.caller.gid);
         let lock = || self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((asked, groups)) = lock().get(&key)
-            && asked.elapsed() < GROUPS_VALID_FOR
+        if let Some((query, groups)) = lock().get(&key)
+            && query.elapsed() < GROUPS_VALID_FOR
         {
             return Arc::clone(groups);
         }
@@ -318,10 +318,10 @@ impl Gluster {
         &self,
         (object, stat): (&InodeObject<'_>, &libc::stat),
         (dir, name): (Gfid, Name<'_>),
-        asked: &QueryContext,
+        query: &QueryContext,
     ) -> Result<Entry> {
         let place = EntryLocation { dir, name: Some(name), is_listed: false };
-        self.entry_of((object.gfid()?, stat), place, asked)
+        self.entry_of((object.gfid()?, stat), place, query)
     }
 
     /// The answer to a lookup with a known identity. It counts as a lookup.
@@ -329,7 +329,7 @@ impl Gluster {
         &self,
         (gfid, stat): (Gfid, &libc::stat),
         place: EntryLocation<'_>,
-        asked: &QueryContext,
+        query: &QueryContext,
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let EntryLocation { dir, name, is_listed } = place;
@@ -337,15 +337,15 @@ impl Gluster {
         if let Some(left) = left {
             self.watch.invalidate_old_names(left, ino);
         }
-        let is_told = self.listen(ino, || self.refer(gfid));
-        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_told, asked));
-        self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
+        let is_watched = self.listen(ino, || self.refer(gfid));
+        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_watched, query));
+        self.keep_answer((gfid, stat), Some(place), query, || self.volume.keep(gfid).ok());
         let is_dir = attr.kind == FileKind::Directory;
         let child =
             NamedChild { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
         let valid_for = match name {
-            Some(name) if is_told && self.receives_upcalls_of(dir) => {
-                let valid_for = self.watch.name(dir, name.as_bytes(), &child, asked.since);
+            Some(name) if is_watched && self.receives_upcalls_of(dir) => {
+                let valid_for = self.watch.name(dir, name.as_bytes(), &child, query.since);
                 if self.nodes.parent(ino) == Ok(Some(dir)) {
                     valid_for
                 } else {
@@ -361,7 +361,7 @@ impl Gluster {
             attr.valid_for = attr.valid_for.min(valid_for);
         }
         if !self.settings.takes_turns {
-            self.changes.record_attributes(gfid, &attr, asked.changes);
+            self.changes.record_attributes(gfid, &attr, query.changes);
             // libgfapi itself looks up a listed name before it removes it.
             if let Some(name) = name.filter(|_| !is_listed) {
                 self.looked_up.add((dir, name.as_bytes()), gfid, is_dir);
@@ -370,20 +370,20 @@ impl Gluster {
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
 
-    /// The attributes of an inode, from the answer to a query. Messages about the inode arrive if `is_told`.
+    /// The attributes of an inode, from the answer to a query. Messages about the inode arrive if `is_watched`.
     pub(crate) fn attr_of(
         &self,
         ino: Ino,
         stat: &libc::stat,
-        (is_told, asked): (bool, &QueryContext),
+        (is_watched, query): (bool, &QueryContext),
     ) -> Result<Attr> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let gfid = self.nodes.gfid(ino)?;
-        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_told, asked));
+        attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_watched, query));
         if !self.settings.takes_turns {
-            self.changes.record_attributes(gfid, &attr, asked.changes);
+            self.changes.record_attributes(gfid, &attr, query.changes);
         }
-        self.keep_answer((gfid, stat), None, asked, || self.volume.keep(gfid).ok());
+        self.keep_answer((gfid, stat), None, query, || self.volume.keep(gfid).ok());
         Ok(attr)
     }
 
@@ -406,12 +406,12 @@ impl Gluster {
         &self,
         (gfid, stat): (Gfid, &libc::stat),
         place: Option<EntryLocation<'_>>,
-        asked: &QueryContext,
+        query: &QueryContext,
         refer: impl FnOnce() -> Option<RetainedObject>,
     ) {
         let Some((answers, long)) = self.metadata_cache() else { return };
         let inbox = &self.watch.inbox;
-        if inbox.has_report_since(gfid, asked.since) || answers.has_changed(gfid, asked) {
+        if inbox.has_report_since(gfid, query.since) || answers.has_changed(gfid, query) {
             return;
         }
         let Some(reference) = refer() else { return };
@@ -419,7 +419,7 @@ impl Gluster {
         let is_dir = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let holds = if is_dir { long.min(DIRECTORIES_HOLD) } else { long };
         let listed_in = place.filter(|place| place.is_listed).map(|place| place.dir);
-        answers.keep_attributes((gfid, stat, listed_in), asked, now + holds, reference);
+        answers.keep_attributes((gfid, stat, listed_in), query, now + holds, reference);
         if is_dir && answers.record_fetch(gfid, now) {
             self.volume.keep(gfid).into_iter().for_each(|it| answers.keep_dir(gfid, now, it));
         }
@@ -428,18 +428,18 @@ impl Gluster {
         // Frontends do not keep this name, so that no number is needed.
         let is_single = is_dir || stat.st_nlink == 1;
         let child = NamedChild { ino: Ino(0), gfid, is_single, is_dir, is_listed };
-        let valid = self.watch.name(dir, name, &child, asked.since);
-        answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
+        let valid = self.watch.name(dir, name, &child, query.since);
+        answers.keep_name((dir, name), Some(gfid), query, now + name_holds(valid, long));
     }
 
     /// Keeps the fact that a name is missing, for a rename to this name.
-    pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &QueryContext) {
+    pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), query: &QueryContext) {
         let Some((answers, long)) = self.metadata_cache() else { return };
         let (gfid, ino) = (dir, Ino(0));
         let none = NamedChild { ino, gfid, is_single: true, is_dir: false, is_listed: false };
-        let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
+        let valid = self.watch.name(dir, name.as_bytes(), &none, query.since);
         let until = Instant::now() + name_holds(valid, long);
-        answers.keep_name((dir, name.as_bytes()), None, asked, until);
+        answers.keep_name((dir, name.as_bytes()), None, query, until);
     }
 
     /// True if listings should bring attributes, to keep them here.
@@ -455,12 +455,12 @@ impl Gluster {
     ) -> Option<Entry> {
         let (answers, _) = self.metadata_cache()?;
         self.take_messages();
-        let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
+        let find = || answers.name(&acting.query.who, dir, name.as_bytes(), Instant::now());
         let (gfid, stat) = match find() {
             LookupAnswer::Inode(gfid, stat) => (gfid, stat),
             LookupAnswer::Unknown => return None,
             LookupAnswer::LookAtDirectory => {
-                self.look_at(dir, &acting.asked).ok()?;
+                self.look_at(dir, &acting.query).ok()?;
                 let LookupAnswer::Inode(gfid, stat) = find() else { return None };
                 (gfid, stat)
             }
@@ -476,7 +476,7 @@ impl Gluster {
         let (answers, _) = self.metadata_cache()?;
         self.take_messages();
         let gfid = self.nodes.gfid(ino).ok()?;
-        let stat = answers.find_attributes(&acting.asked.who, gfid, Instant::now())?;
+        let stat = answers.find_attributes(&acting.query.who, gfid, Instant::now())?;
         attr(&stat, self.watch.short_lifetime()).ok()
     }
 
@@ -488,25 +488,25 @@ impl Gluster {
     }
 
     /// Keeps the fact that an inode lacks an extended attribute.
-    pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &QueryContext) {
+    pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, query: &QueryContext) {
         let Some((answers, long)) = self.metadata_cache() else { return };
-        answers.note_lack(gfid, name.as_bytes(), asked.since, Instant::now() + long);
+        answers.note_lack(gfid, name.as_bytes(), query.since, Instant::now() + long);
     }
 
     /// Fetches the attributes of a directory, to notice changes that servers do not report.
-    pub(crate) fn look_at(&self, dir: Gfid, asked: &QueryContext) -> Result<libc::stat> {
+    pub(crate) fn look_at(&self, dir: Gfid, query: &QueryContext) -> Result<libc::stat> {
         let stat = self.volume.stat(&self.directory(dir)?)?;
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
-        self.watch.directory(dir, changed, asked.since);
-        self.keep_answer((dir, &stat), None, asked, || self.volume.keep(dir).ok());
+        self.watch.directory(dir, changed, query.since);
+        self.keep_answer((dir, &stat), None, query, || self.volume.keep(dir).ok());
         Ok(stat)
     }
 
     /// True if no other client has changed a directory lately. If the servers do not report changes, the change time of
     /// the directory decides, which comes from the clock of the client that changed it.
-    pub(crate) fn is_quiet(&self, dir: Gfid, asked: &QueryContext) -> bool {
+    pub(crate) fn is_quiet(&self, dir: Gfid, query: &QueryContext) -> bool {
         self.watch.is_quiet(&self.volume, dir).unwrap_or_else(|| {
-            let Ok(stat) = self.look_at(dir, asked) else { return false };
+            let Ok(stat) = self.look_at(dir, query) else { return false };
             is_past(stat.st_ctime, SystemTime::now())
         })
     }
@@ -526,11 +526,11 @@ impl Gluster {
     /// Numbers of answers that are kept here.
     pub(crate) fn cache_figures(&self) -> Vec<Figure> {
         let Some(answers) = &self.answers else { return Vec::new() };
-        let [files, names, given] = answers.counts();
+        let [files, names, answered] = answers.counts();
         vec![
             Figure::count("answers_files", files),
             Figure::count("answers_names", names),
-            Figure::count("answers_given", given).since_start(),
+            Figure::count("answers_given", answered).since_start(),
         ]
     }
 
@@ -598,14 +598,14 @@ impl Gluster {
         &self,
         gfid: Gfid,
         attr: &Attr,
-        (is_told, asked): (bool, &QueryContext),
+        (is_watched, query): (bool, &QueryContext),
     ) -> Duration {
         match attr.kind {
             FileKind::Directory => {
                 let changed = (attr.ctime.secs, i64::from(attr.ctime.nanos));
-                self.watch.directory(gfid, changed, asked.since)
+                self.watch.directory(gfid, changed, query.since)
             }
-            _ if is_told => self.watch.attribute_lifetime(gfid, asked.since),
+            _ if is_watched => self.watch.attribute_lifetime(gfid, query.since),
             _ => self.watch.short_lifetime(),
         }
     }
@@ -770,7 +770,7 @@ pub(crate) struct ActingUser<'a> {
     volume: &'a VolumeConnection,
     restores: bool,
     /// The caller, and a moment before all answers from now on.
-    pub asked: QueryContext,
+    pub query: QueryContext,
 }
 
 impl Drop for ActingUser<'_> {

@@ -65,7 +65,7 @@ const OPTIONS: &[SourceOption<GlusterOptions>] = &[
         "no: access lists are neither shown nor set, and ls asks for none (default yes)"),
     SourceOption::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
-    SourceOption::new("upcalls", Seconds(|o, time| o.told_for = time),
+    SourceOption::new("upcalls", Seconds(|o, time| o.upcall_time = time),
         "files are cached for this time if servers report changes (default 300, 0: never)"),
 ];
 
@@ -78,9 +78,9 @@ fn defaults(frontend: &FrontendProperties) -> GlusterOptions {
             || frontend.locks == LockPlace::Frontend,
         // If processes open the volume separately, no process receives messages about the changes of the others in
         // time.
-        told_for: match frontend.concurrent && frontend.locks != LockPlace::FileSystem {
+        upcall_time: match frontend.concurrent && frontend.locks != LockPlace::FileSystem {
             true => Duration::ZERO,
-            false => base.told_for,
+            false => base.upcall_time,
         },
         keeps_here: frontend.locks == LockPlace::FileSystem,
         // The programs of a run cache nothing, because they see each other's changes at once: all changes come through
@@ -116,7 +116,7 @@ mod tests {
             transport: ManagementTransport::Unix,
             port: 7,
             valid_for: Duration::from_millis(500),
-            told_for: Duration::from_secs(9),
+            upcall_time: Duration::from_secs(9),
             ..GlusterOptions::default()
         };
         assert_eq!(set, expected);
@@ -132,12 +132,12 @@ mod tests {
         let of_server = of(server.clone());
         assert!(of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
         let of_run = of(FrontendProperties { concurrent: true, ..server.clone() });
-        assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
+        assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.upcall_time.is_zero());
         assert!(!of_run.untold_for.is_zero() && of_server.untold_for.is_zero());
         // One of several processes that each open the volume.
         let own = FrontendProperties { locks: LockPlace::Inherited, concurrent: true, ..server };
         let of_process = of(own);
-        assert!(of_process.told_for.is_zero() && !of_process.keeps_here);
+        assert!(of_process.upcall_time.is_zero() && !of_process.keeps_here);
         assert!(with(&["port=0"]).unwrap_err().to_string().contains("from 1 to 65535"));
     }
 }

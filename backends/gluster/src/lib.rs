@@ -78,7 +78,7 @@ pub struct GlusterOptions {
     pub valid_for: Duration,
     /// The longest validity if servers report changes by other clients (`features.cache-invalidation`), at most half of
     /// the time for which they do. Zero: never longer than `valid_for`.
-    pub told_for: Duration,
+    pub upcall_time: Duration,
     /// Answers are kept for that time in this process, and not in the frontends. For several frontends, which receive
     /// no notifications of each other's changes.
     pub keeps_here: bool,
@@ -103,7 +103,7 @@ impl Default for GlusterOptions {
             transport: ManagementTransport::Tcp,
             port: 0,
             valid_for: Duration::from_secs(1),
-            told_for: Duration::from_secs(300),
+            upcall_time: Duration::from_secs(300),
             keeps_here: false,
             untold_for: Duration::ZERO,
             ping_timeout: None,

@@ -40,7 +40,7 @@ struct ListingCursor {
     /// The listing has paused, and libgfapi may have fetched the next entries before.
     has_paused: bool,
     /// The moment after which libgfapi fetched the entries.
-    asked: QueryContext,
+    query: QueryContext,
 }
 
 impl OpenListing {
@@ -50,11 +50,11 @@ impl OpenListing {
 }
 
 impl ListingCursor {
-    fn new(position: u64, asked: &QueryContext) -> ListingCursor {
-        let (asked, batch) = (asked.clone(), VecDeque::new());
+    fn new(position: u64, query: &QueryContext) -> ListingCursor {
+        let (query, batch) = (query.clone(), VecDeque::new());
         let (with, is_believed, has_paused) = (false, false, false);
         let answered = Instant::now();
-        ListingCursor { position, batch, with, is_believed, answered, has_paused, asked }
+        ListingCursor { position, batch, with, is_believed, answered, has_paused, query }
     }
 
     /// Continues the listing at `now`.
@@ -71,7 +71,7 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
-        let at = ListingCursor::new(0, &acting.asked).into();
+        let at = ListingCursor::new(0, &acting.query).into();
         let handle = RwLock::new(Arc::new(handle));
         let fh = self.add_open(OpenObject::Dir(OpenListing { gfid, handle, at }.into()));
         Ok(defuse_fs::OpenReply::new(fh))
@@ -107,7 +107,7 @@ impl Gluster {
             let enter = || {
                 entered = true;
                 if at.is_believed {
-                    self.make_listed_entry((dir, &at.asked), &listed)
+                    self.make_listed_entry((dir, &at.query), &listed)
                 } else {
                     None
                 }
@@ -118,7 +118,7 @@ impl Gluster {
                 return Ok(());
             }
             if keeps && !entered && at.is_believed {
-                self.keep_listed((dir, &at.asked), &listed);
+                self.keep_listed((dir, &at.query), &listed);
             }
             at.position = listed.next;
         }
@@ -210,7 +210,7 @@ impl Gluster {
     /// The entry of a listed name.
     fn make_listed_entry(
         &self,
-        (dir, asked): (&OpenListing, &QueryContext),
+        (dir, query): (&OpenListing, &QueryContext),
         listed: &VolumeDirEntry,
     ) -> Option<Entry> {
         if listed.name == b"." || listed.name == b".." {
@@ -221,18 +221,18 @@ impl Gluster {
         let _kept = listed.kept.take();
         let (gfid, stat) = listed.found.as_ref()?;
         let place = EntryLocation { dir: dir.gfid, name: Some(name), is_listed: true };
-        self.entry_of((*gfid, stat), place, asked).ok()
+        self.entry_of((*gfid, stat), place, query).ok()
     }
 
     /// Keeps the attributes of a listed name in this process, although the frontend did not request them.
-    fn keep_listed(&self, (dir, asked): (&OpenListing, &QueryContext), listed: &VolumeDirEntry) {
+    fn keep_listed(&self, (dir, query): (&OpenListing, &QueryContext), listed: &VolumeDirEntry) {
         if let Some((gfid, stat)) = &listed.found
             && listed.name != b"."
             && listed.name != b".."
             && let Ok(name) = Name::new(&listed.name)
         {
             let place = EntryLocation { dir: dir.gfid, name: Some(name), is_listed: true };
-            self.keep_answer((*gfid, stat), Some(place), asked, || listed.kept.take());
+            self.keep_answer((*gfid, stat), Some(place), query, || listed.kept.take());
         }
     }
 
@@ -268,14 +268,14 @@ mod tests {
 
     #[test]
     fn entries_are_not_believed_after_a_pause() {
-        let asked = QueryContext {
+        let query = QueryContext {
             since: UpcallInbox::default().now(),
             changes: 0,
             who: CallerIdentity::default(),
         };
         let after = |position, pause| {
             let mut at =
-                ListingCursor { is_believed: true, ..ListingCursor::new(position, &asked) };
+                ListingCursor { is_believed: true, ..ListingCursor::new(position, &query) };
             at.resume(at.answered + pause);
             at.resume(at.answered + PAUSE);
             (at.is_believed, at.has_paused)

@@ -138,7 +138,7 @@ fn new_owner(handle: &GfapiHandle, owner: LockOwner) -> Result<GfapiHandle> {
 fn ask(handle: &GfapiHandle, lock: &Lock) -> Result<()> {
     match handle.posix_lock(libc::F_SETLK, &mut to_c(lock)?) {
         Err(Errno::EACCES) => Err(Errno::EAGAIN),
-        asked => asked,
+        queries => queries,
     }
 }
 
@@ -240,17 +240,17 @@ impl LockPoller {
     }
 
     fn run(&self) {
-        let mut asked = Vec::new();
+        let mut queries = Vec::new();
         loop {
             let mut state = self.lock();
-            asked.append(&mut state.idle);
-            if asked.is_empty() {
+            queries.append(&mut state.idle);
+            if queries.is_empty() {
                 state.running = false;
                 return;
             }
             drop(state);
             let left =
-                std::mem::take(&mut asked).into_iter().filter_map(BlockedLock::ask).collect();
+                std::mem::take(&mut queries).into_iter().filter_map(BlockedLock::ask).collect();
             let mut state = self.lock();
             let new = std::mem::replace(&mut state.idle, left);
             state.idle.extend(new);

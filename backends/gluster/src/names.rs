@@ -34,17 +34,17 @@ impl Gluster {
         }
         let _turn = self.lock_lookup((gfid, name));
         // The moment is taken after the wait, so that it includes the changes that have ended.
-        acting.asked.since = self.watch.inbox.now();
+        acting.query.since = self.watch.inbox.now();
         if self.watch.needs_asking(gfid) {
             // If this fails, nothing is kept.
-            let _ = self.look_at(gfid, &acting.asked);
+            let _ = self.look_at(gfid, &acting.query);
         }
         let found = self.find(gfid, &c_name(name)?)?;
         if found.is_none() {
-            self.keep_missing((gfid, name), &acting.asked);
+            self.keep_missing((gfid, name), &acting.query);
         }
         let (object, stat) = found.ok_or(Errno::ENOENT)?;
-        self.entry((&object, &stat), (gfid, name), &acting.asked)
+        self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
     /// Looks up a name on the servers. A name of an existing directory leads to an inode or to none: `ESTALE` means
@@ -84,7 +84,7 @@ impl Gluster {
         let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
         let above = above.unwrap_or(root);
         let place = EntryLocation { dir: above, name: None, is_listed: false };
-        self.entry_of((object.gfid()?, &stat), place, &acting.asked)
+        self.entry_of((object.gfid()?, &stat), place, &acting.query)
     }
 
     pub(crate) fn make(
@@ -107,7 +107,7 @@ impl Gluster {
             kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev),
         };
         let (object, stat) = self.make_missing((&dir, &new), make)?;
-        self.entry((&object, &stat), (gfid, name), &acting.asked)
+        self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
     pub(crate) fn make_link_to(
@@ -128,7 +128,7 @@ impl Gluster {
         let new = c_name(name)?;
         let make = || self.volume.symlink(&dir, &new, &target);
         let (object, stat) = self.make_missing((&dir, &new), make)?;
-        self.entry((&object, &stat), (gfid, name), &acting.asked)
+        self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
     pub(crate) fn make_and_open(
@@ -149,10 +149,10 @@ impl Gluster {
         let changes = self.mode_changes.load(Ordering::Acquire);
         let new = c_name(name)?;
         let make = || self.volume.create(&dir, &new, flags, perm);
-        let asked = Instant::now();
+        let query = Instant::now();
         let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
-        let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
-        self.nodes.record_creation(entry.ino, asked);
+        let entry = self.entry((&object, &stat), (gfid, name), &acting.query)?;
+        self.nodes.record_creation(entry.ino, query);
         let file = OpenVolumeFile {
             ino: entry.ino,
             flags: args.flags,
@@ -192,7 +192,7 @@ impl Gluster {
             errno => errno,
         })?;
         let stat = self.volume.stat(&object)?;
-        let entry = self.entry((&object, &stat), (gfid, name), &acting.asked);
+        let entry = self.entry((&object, &stat), (gfid, name), &acting.query);
         self.watch.record_link(object.gfid()?);
         entry
     }
@@ -275,7 +275,7 @@ impl Gluster {
         self.open_before(|open| self.nodes.parent(open) == Ok(Some(target)));
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
-        let is_known = self.watch.record_rename(&self.nodes, names, acting.asked.since);
+        let is_known = self.watch.record_rename(&self.nodes, names, acting.query.since);
         if from.0 != to.0
             && !is_known
             && let Ok((object, _)) = self.volume.look_up(Some(&new_dir), &new)
@@ -319,9 +319,9 @@ impl Gluster {
     pub(crate) fn fetch_attributes(
         &self,
         ino: Ino,
-        asked: &QueryContext,
+        query: &QueryContext,
     ) -> Result<defuse_fs::Attr> {
-        let is_told = self.listen_to(ino);
+        let is_watched = self.listen_to(ino);
         let by_file = |file: &OpenVolumeFile| file.handle()?.stat();
         let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
         let stat = match (try_again(&ask), self.nodes.find_open_file(ino)) {
@@ -333,6 +333,6 @@ impl Gluster {
             }
             (stat, _) => stat?,
         };
-        self.attr_of(ino, &stat, (is_told, asked))
+        self.attr_of(ino, &stat, (is_watched, query))
     }
 }

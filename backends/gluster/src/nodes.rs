@@ -41,10 +41,10 @@ pub type InodeReference = Box<dyn Any + Send + Sync>;
 struct UpcallReference {
     _reference: InodeReference,
     /// The time of the last query about the inode.
-    asked: Instant,
+    queried: Instant,
     /// The attributes have changed since, and are not kept. Frontends may keep the name of the inode: the reference
     /// ensures that messages about it continue to arrive.
-    told: bool,
+    reported: bool,
 }
 
 /// A known inode. It is small, because there may be millions of inodes.
@@ -245,11 +245,11 @@ impl GlusterInodes {
         long: Duration,
         refer: impl FnOnce() -> Option<InodeReference>,
     ) -> bool {
-        let asked = Instant::now();
-        if let Ok(true) = self.with(ino, |node| node.record_query(asked)) {
+        let queried = Instant::now();
+        if let Ok(true) = self.with(ino, |node| node.record_query(queried)) {
             return true;
         }
-        if !self.has_room(asked, long) {
+        if !self.has_room(queried, long) {
             return false;
         }
         let Some(reference) = refer() else { return false };
@@ -257,8 +257,8 @@ impl GlusterInodes {
         let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
         let old = node.rare_fields_mut().kept.replace(UpcallReference {
             _reference: reference,
-            asked,
-            told: false,
+            queried,
+            reported: false,
         });
         inner.kept += usize::from(old.is_none());
         drop(inner);
@@ -267,7 +267,7 @@ impl GlusterInodes {
 
     /// True if a frontend keeps an inode for long.
     pub fn is_kept(&self, ino: Ino) -> bool {
-        self.with(ino, |node| node.upcall_reference_mut().is_some_and(|kept| !kept.told))
+        self.with(ino, |node| node.upcall_reference_mut().is_some_and(|kept| !kept.reported))
             .unwrap_or(false)
     }
 
@@ -275,7 +275,7 @@ impl GlusterInodes {
     /// Messages about the name of the inode still arrive: without a reference, libgfapi forgot the inode, and the
     /// message about its next rename was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
-        let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.told, true);
+        let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.reported, true);
         self.with(ino, |node| node.upcall_reference_mut().is_some_and(take)).unwrap_or(false)
     }
 
@@ -302,7 +302,7 @@ impl GlusterInodes {
             return inner.kept < inner.limit;
         }
         inner.searched = Some(now);
-        let old = inner.take_kept(|kept| now.duration_since(kept.asked) > long);
+        let old = inner.take_kept(|kept| now.duration_since(kept.queried) > long);
         drop(inner);
         !old.is_empty()
     }
@@ -434,7 +434,7 @@ impl GlusterInode {
     /// Records a new query, if the inode is kept. True if it is.
     fn record_query(&mut self, now: Instant) -> bool {
         self.upcall_reference_mut().is_some_and(|kept| {
-            (kept.asked, kept.told) = (now, false);
+            (kept.queried, kept.reported) = (now, false);
             true
         })
     }

@@ -418,7 +418,7 @@ impl VolumeConnection {
                 text.resize(1 << 20, 0);
                 self.get_xattr(object, Some(name), &mut text)
             }
-            told => told,
+            reported => reported,
         }?;
         text.truncate(len);
         Ok(String::from_utf8_lossy(&text).into_owned())

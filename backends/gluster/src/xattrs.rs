@@ -91,11 +91,11 @@ impl Gluster {
         if self.is_known_to_lack(gfid, name) || lacks() {
             return Err(Errno::ENODATA);
         }
-        let asked = (Instant::now(), self.absent.changes());
+        let queried = (Instant::now(), self.absent.changes());
         let value = self.read_whole(ino, Some(&c_xattr(name)?));
         if matches!(value, Err(Errno::ENODATA)) {
-            self.absent.add(gfid, name.as_bytes(), asked, self.watch.short_lifetime());
-            self.keep_lack(gfid, name, &acting.asked);
+            self.absent.add(gfid, name.as_bytes(), queried, self.watch.short_lifetime());
+            self.keep_lack(gfid, name, &acting.query);
         }
         Xattr::answer(value?, room)
     }
@@ -174,7 +174,7 @@ impl Gluster {
         )?;
         self.record_list_change(gfid, &name);
         if flags.clear_sgid {
-            let perm = self.fetch_attributes(ino, &acting.asked)?.perm;
+            let perm = self.fetch_attributes(ino, &acting.query)?.perm;
             let mut stat = zeroed_stat();
             stat.st_mode = perm & !0o2000;
             let object = self.object(ino)?;

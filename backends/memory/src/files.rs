@@ -28,10 +28,10 @@ const COPY_STEPS: u32 = 16_384;
 const INTERRUPT_STEPS: u32 = 256;
 
 impl MemoryFileSystem {
-    pub(crate) fn entry(&self, inode: &MemoryInode, given: AnswerLifetime) -> Entry {
-        let attr = self.attr(inode, given.attributes);
+    pub(crate) fn entry(&self, inode: &MemoryInode, lifetime: AnswerLifetime) -> Entry {
+        let attr = self.attr(inode, lifetime.attributes);
         // Inode numbers are never reused, so one generation is enough.
-        Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: given.name }
+        Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: lifetime.name }
     }
 
     pub(crate) fn attr(&self, inode: &MemoryInode, valid_for: Duration) -> Attr {

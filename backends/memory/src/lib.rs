@@ -360,8 +360,8 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.frontends.name_lifetime(cx.origin);
-        self.change_names(cx, || Ok((self.link(given, ino, parent, name)?, [parent, ino])))
+        let lifetime = self.frontends.name_lifetime(cx.origin);
+        self.change_names(cx, || Ok((self.link(lifetime, ino, parent, name)?, [parent, ino])))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -446,8 +446,8 @@ impl FileSystem for MemoryFileSystem {
         _: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        let given = self.frontends.name_lifetime(cx.origin);
-        self.change_names(cx, || Ok((self.create(cx, given, parent, name, &node)?, [parent])))
+        let lifetime = self.frontends.name_lifetime(cx.origin);
+        self.change_names(cx, || Ok((self.create(cx, lifetime, parent, name, &node)?, [parent])))
     }
 
     fn tmpfile(
@@ -537,8 +537,8 @@ impl FileSystem for MemoryFileSystem {
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let frontends = &self.frontends;
-        let given = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
-        self.access(cx, dir.ino, || self.readdir(given, dir, from, out))
+        let lifetime = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
+        self.access(cx, dir.ino, || self.readdir(lifetime, dir, from, out))
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {

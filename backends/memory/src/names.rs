@@ -28,7 +28,7 @@ const LOOKED_UP: InodeRefs = InodeRefs { lookups: 1, opens: 0, names: 1 };
 impl MemoryFileSystem {
     pub(crate) fn lookup(
         &self,
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
         parent: Ino,
         name: Name<'_>,
     ) -> Result<Entry> {
@@ -38,7 +38,7 @@ impl MemoryFileSystem {
         // Counted under the lock of the names, so that the inode is not freed in between.
         inode.change_refs(|refs| refs.lookups += 1)?;
         drop(names);
-        Ok(self.entry(&inode, given))
+        Ok(self.entry(&inode, lifetime))
     }
 
     pub(crate) fn resolve(&self, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
@@ -60,11 +60,11 @@ impl MemoryFileSystem {
         Ok(PathResolution::Inode { ino: Ino(inode.ino), attr, open_to_all })
     }
 
-    pub(crate) fn lookup_parent(&self, given: AnswerLifetime, ino: Ino) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, lifetime: AnswerLifetime, ino: Ino) -> Result<Entry> {
         let dir = self.table.get(ino.0)?;
         let parent = self.table.get(dir.dir()?.parent.load(Ordering::Relaxed))?;
         parent.change_refs(|refs| refs.lookups += 1)?;
-        Ok(self.entry(&parent, given))
+        Ok(self.entry(&parent, lifetime))
     }
 
     /// Creates an inode and its name, and notifies the other frontends.
@@ -76,13 +76,13 @@ impl MemoryFileSystem {
         node: &NewNode<'_>,
         target: Option<&[u8]>,
     ) -> Result<Entry> {
-        let given = self.frontends.name_lifetime(cx.origin);
+        let lifetime = self.frontends.name_lifetime(cx.origin);
         self.change_names(cx, || {
             let dir = self.table.get(parent.0)?;
             let mut names = write(&dir.dir()?.names);
             let inode = self.make_in(cx, &dir, &mut names, name, node, target, LOOKED_UP)?;
             drop(names);
-            Ok((self.entry(&inode, given), [parent]))
+            Ok((self.entry(&inode, lifetime), [parent]))
         })
     }
 
@@ -158,7 +158,7 @@ impl MemoryFileSystem {
 
     pub(crate) fn link(
         &self,
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
         ino: Ino,
         parent: Ino,
         name: Name<'_>,
@@ -192,7 +192,7 @@ impl MemoryFileSystem {
         names.insert(name, Arc::clone(&inode));
         record_name_change(&dir, &names, 0, now);
         drop(names);
-        Ok(self.entry(&inode, given))
+        Ok(self.entry(&inode, lifetime))
     }
 
     /// Returns the inode that had the name.
@@ -237,7 +237,7 @@ impl MemoryFileSystem {
     pub(crate) fn create(
         &self,
         cx: &Context<'_>,
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
@@ -247,7 +247,7 @@ impl MemoryFileSystem {
         let refs = InodeRefs { opens: 1, ..LOOKED_UP };
         let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
         drop(names);
-        Ok((self.entry(&inode, given), self.make_open_reply(&inode)))
+        Ok((self.entry(&inode, lifetime), self.make_open_reply(&inode)))
     }
 
     pub(crate) fn tmpfile(
@@ -263,14 +263,14 @@ impl MemoryFileSystem {
         let inode = self.new_inode(cx, &dir, node, None, refs)?;
         inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
-        let given = self.frontends.name_lifetime(cx.origin);
-        Ok((self.entry(&inode, given), self.make_open_reply(&inode)))
+        let lifetime = self.frontends.name_lifetime(cx.origin);
+        Ok((self.entry(&inode, lifetime), self.make_open_reply(&inode)))
     }
 
-    /// Lists names, with entries if these may be `given`. Returns true if the access time was changed.
+    /// Lists names, with entries if these may be `lifetime`. Returns true if the access time was changed.
     pub(crate) fn readdir(
         &self,
-        given: Option<AnswerLifetime>,
+        lifetime: Option<AnswerLifetime>,
         dir: File,
         from: u64,
         out: &mut DirBuf<'_>,
@@ -291,9 +291,9 @@ impl MemoryFileSystem {
         for (next, name, child) in names {
             let item = DirItem { ino: child.ino, next, kind: child.kind, name };
             let look_up = || {
-                let given = given?;
+                let lifetime = lifetime?;
                 child.change_refs(|refs| refs.lookups += 1).ok()?;
-                Some(self.entry(child, given))
+                Some(self.entry(child, lifetime))
             };
             if out.push_with(item, look_up) == PushOutcome::Full {
                 break;

@@ -231,15 +231,15 @@ fn a_default_list_takes_the_place_of_the_umask() {
     let default = xattr("system.posix_acl_default");
     let list = acl(&[(1, 7, !0), (2, 6, 5), (4, 5, !0), (16, 7, !0), (32, 0, !0)]);
     fs.setxattr(&root(), ino, default, &list, SetXattrFlags::default()).unwrap();
-    let asked = NewNode { umask: 0o077, ..node(FileKind::Regular, 0o666) };
-    let made = fs.mknod(&root(), ino, name("f"), &asked).unwrap();
+    let requested = NewNode { umask: 0o077, ..node(FileKind::Regular, 0o666) };
+    let made = fs.mknod(&root(), ino, name("f"), &requested).unwrap();
     assert_eq!(made.attr.perm, 0o660);
     let access = acl(&[(1, 6, !0), (2, 6, 5), (4, 5, !0), (16, 6, !0), (32, 0, !0)]);
     let got = fs.getxattr(&root(), made.ino, xattr("system.posix_acl_access"), 100);
     assert_eq!(got, Ok(Xattr::Value(access)));
     let sub = dir(&fs, ino, "sub");
     assert_eq!(fs.getxattr(&root(), sub, default, 100), Ok(Xattr::Value(list)));
-    let masked = fs.mknod(&root(), Ino::ROOT, name("g"), &asked).unwrap();
+    let masked = fs.mknod(&root(), Ino::ROOT, name("g"), &requested).unwrap();
     assert_eq!(masked.attr.perm, 0o600);
 }
 

@@ -76,19 +76,19 @@ struct Table {
 }
 
 impl PositionTables {
-    /// The lower position of `told`, which [`tell`](Self::tell) returned for this directory. Fails with `ESTALE` for a
+    /// The lower position of `upper`, which [`tell`](Self::tell) returned for this directory. Fails with `ESTALE` for a
     /// number that is not in the directory's table.
-    pub(crate) fn lower(&self, positions: Positions, dir: Ino, told: u64) -> Result<u64> {
-        match (positions, told) {
-            (Positions::Plain, _) => Ok(told),
+    pub(crate) fn lower(&self, positions: Positions, dir: Ino, upper: u64) -> Result<u64> {
+        match (positions, upper) {
+            (Positions::Plain, _) => Ok(upper),
             (Positions::Hashed, END) => Ok(LOWER_END),
-            (Positions::Hashed, END..) => Ok(told),
+            (Positions::Hashed, END..) => Ok(upper),
             (Positions::Hashed, TABLE..) => {
                 let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
                 let table = tables.of.get(&dir).ok_or(Errno::ESTALE)?;
-                table.lower.get((told - TABLE) as usize).copied().ok_or(Errno::ESTALE)
+                table.lower.get((upper - TABLE) as usize).copied().ok_or(Errno::ESTALE)
             }
-            (Positions::Hashed, _) => Ok(told << 32),
+            (Positions::Hashed, _) => Ok(upper << 32),
         }
     }
 
@@ -155,38 +155,38 @@ mod tests {
             LOWER_END,
         ];
         let mut before = 0_u64;
-        let told: Vec<u64> = lower
+        let upper: Vec<u64> = lower
             .iter()
             .map(|at| tables.tell(Positions::Hashed, DIR, std::mem::replace(&mut before, *at), *at))
             .collect();
-        assert!(told.iter().all(|at| *at <= END), "{told:x?}");
-        let mut distinct = told.clone();
+        assert!(upper.iter().all(|at| *at <= END), "{upper:x?}");
+        let mut distinct = upper.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        assert_eq!(distinct.len(), told.len(), "{told:x?}");
-        for (lower, told) in lower.iter().zip(&told) {
-            let found = tables.lower(Positions::Hashed, DIR, *told).unwrap();
+        assert_eq!(distinct.len(), upper.len(), "{upper:x?}");
+        for (lower, upper) in lower.iter().zip(&upper) {
+            let found = tables.lower(Positions::Hashed, DIR, *upper).unwrap();
             // Nothing comes between the beginning of a group and its first entry.
             let is_first = found >> 32 == lower >> 32 && found & 0xffff_ffff == 0;
-            assert!(found == *lower || is_first && *told < TABLE, "{lower:x} {told:x} {found:x}");
+            assert!(found == *lower || is_first && *upper < TABLE, "{lower:x} {upper:x} {found:x}");
         }
         // Equal positions have equal numbers again, and another directory has none of these numbers.
-        assert_eq!(tables.tell(Positions::Hashed, DIR, lower[3], lower[4]), told[4]);
-        assert_eq!(tables.lower(Positions::Hashed, Ino(10), told[4]), Err(Errno::ESTALE));
+        assert_eq!(tables.tell(Positions::Hashed, DIR, lower[3], lower[4]), upper[4]);
+        assert_eq!(tables.lower(Positions::Hashed, Ino(10), upper[4]), Err(Errno::ESTALE));
         tables.forget(DIR);
-        assert_eq!(tables.lower(Positions::Hashed, DIR, told[4]), Err(Errno::ESTALE));
+        assert_eq!(tables.lower(Positions::Hashed, DIR, upper[4]), Err(Errno::ESTALE));
     }
 
     #[test]
     fn tables_of_positions_are_bounded() {
         let tables = PositionTables::default();
         let group = |minor: u64| 5 << 32 | minor;
-        let told = |dir: u64, minor| {
+        let upper = |dir: u64, minor| {
             tables.tell(Positions::Hashed, Ino(dir), group(minor), group(minor + 1))
         };
         for dir in 0..20 {
             for minor in 0..0x1_0000 {
-                let at = told(dir, minor);
+                let at = upper(dir, minor);
                 let found = tables.lower(Positions::Hashed, Ino(dir), at);
                 assert_eq!(found, Ok(group(minor + 1)), "{dir} {minor}");
             }
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(tables.tables.lock().unwrap().len, MOST);
         (0..20).for_each(|dir| tables.forget(Ino(dir)));
         assert_eq!(tables.tables.lock().unwrap().len, 0);
-        assert!(told(1, 1) <= END);
+        assert!(upper(1, 1) <= END);
     }
 
     #[test]

@@ -29,8 +29,8 @@ fn pages_of_a_cache_are_written_whatever_flags_a_program_has_opened_the_file_wit
                     continue;
                 };
                 for changed in [0, DIRECT, APPEND] {
-                    let asked = OpenFlags(OpenFlags::RDWR | changed);
-                    let own = WriteArgs { flags: asked, ..WriteArgs::default() };
+                    let requested = OpenFlags(OpenFlags::RDWR | changed);
+                    let own = WriteArgs { flags: requested, ..WriteArgs::default() };
                     let pages = WriteArgs { from_cache: true, offset: 3, ..own };
                     // The program sets or clears the flags by fcntl(2), and writes.
                     let _ = served.write(file, own, b"");
@@ -100,7 +100,7 @@ fn a_write_is_as_durable_as_its_request_asks() {
     let block = vec![5_u8; 8192];
     let start = block.as_ptr().align_offset(4096);
     let block = &block[start..start + 4096];
-    for (number, (opened, asked, is_durable)) in [
+    for (number, (opened, requested, is_durable)) in [
         (0, 0, false),
         (DIRECT, DIRECT, false),
         (0, DSYNC, true),
@@ -127,13 +127,14 @@ fn a_write_is_as_durable_as_its_request_asks() {
         );
         let (entry, opened_file) = made.unwrap();
         let file = File { ino: entry.ino, fh: opened_file.fh };
-        let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR | asked), ..WriteArgs::default() };
+        let args =
+            WriteArgs { flags: OpenFlags(OpenFlags::RDWR | requested), ..WriteArgs::default() };
         let mut data = SliceSource::new(block);
         assert_eq!(fs.write(&own_context(), file, args, &mut WriteBuf::new(&mut data)), Ok(4096));
         let found = device.read_after_power_cut(&text);
         let is_there = found.as_deref() == Some(block);
         // Without a request for it, durability is a matter of time.
-        assert!(is_there || !is_durable, "opened {opened:o}, asked {asked:o}: {found:?}");
+        assert!(is_there || !is_durable, "opened {opened:o}, asked {requested:o}: {found:?}");
         if is_there && !is_durable {
             eprintln!("durable without a request: {opened:o}");
         }
@@ -163,9 +164,9 @@ fn a_file_that_only_grows_is_appended_to_with_a_write_back_cache() {
     let opened = served.fs.open(&own_context(), ino, flags(OpenFlags::WRONLY | APPEND));
     let appended = opened.as_ref().map_err(|errno| *errno).and_then(|opened| {
         let file = File { ino, fh: opened.fh };
-        let asked = OpenFlags(OpenFlags::WRONLY | APPEND);
+        let requested = OpenFlags(OpenFlags::WRONLY | APPEND);
         // The offset that a kernel believes to be the end.
-        served.write(file, WriteArgs { flags: asked, ..WriteArgs::default() }, b"b")
+        served.write(file, WriteArgs { flags: requested, ..WriteArgs::default() }, b"b")
     });
     let content = fs::read(served.path("log")).unwrap();
     assert!(attribute("-a"));

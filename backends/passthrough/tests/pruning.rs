@@ -17,7 +17,7 @@ use defuse_passthrough::{FileHandles, Passthrough, PassthroughOptions};
 struct RecordingFrontend {
     /// It forgets only by name, like a kernel before Linux 6.18.
     by_name: bool,
-    asked: Mutex<Vec<Ino>>,
+    requested: Mutex<Vec<Ino>>,
     names: Mutex<Vec<(Ino, Vec<u8>)>>,
 }
 
@@ -54,7 +54,7 @@ impl Notify for RecordingFrontend {
         if self.by_name {
             return Err(Errno::ENOSYS);
         }
-        self.asked.lock().unwrap().extend(inodes);
+        self.requested.lock().unwrap().extend(inodes);
         Ok(())
     }
 }
@@ -79,14 +79,14 @@ fn pruned_child() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !ends.load(Ordering::Relaxed) {
-                    let mut asked = std::mem::take(&mut *kernel.asked.lock().unwrap());
+                    let mut requested = std::mem::take(&mut *kernel.requested.lock().unwrap());
                     let names = std::mem::take(&mut *kernel.names.lock().unwrap());
                     let numbers: std::sync::MutexGuard<
                         '_,
                         std::collections::HashMap<Vec<u8>, Ino>,
                     > = numbers.lock().unwrap();
-                    asked.extend(names.iter().filter_map(|(_, name)| numbers.get(name)));
-                    for ino in asked {
+                    requested.extend(names.iter().filter_map(|(_, name)| numbers.get(name)));
+                    for ino in requested {
                         fs.forget(ino, 1);
                         forgotten.fetch_add(1, Ordering::Relaxed);
                     }

@@ -121,7 +121,7 @@ impl RemoteShared {
         let Some((opened, bytes)) = opened else { return Ok((resolved?.0, None)) };
         let resolved = resolved
             .inspect(|(_, dir)| self.opened_ahead.record_open_by_path(*dir))
-            .map(|told| told.0);
+            .map(|known| known.0);
         match resolved {
             Ok(PathResolution::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
                 let file = File { ino, fh: opened.fh };

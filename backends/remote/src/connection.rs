@@ -185,7 +185,7 @@ impl ClientConnection {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         match self.take_lane(head.len() + data.len(), ClientLane::longest())? {
-            Some(seat) => self.exchange(seat, cx, head, data, decode),
+            Some(lane) => self.exchange(lane, cx, head, data, decode),
             None => self.request_by_message(cx, head, data, decode),
         }
     }
@@ -194,11 +194,11 @@ impl ClientConnection {
     pub(super) fn take_lane(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.check_usable()?;
-        let seat = lanes.take_lane(request, reply);
-        if seat.is_none() && request.max(reply) <= ClientLane::longest() {
+        let lane = lanes.take_lane(request, reply);
+        if lane.is_none() && request.max(reply) <= ClientLane::longest() {
             self.request_lanes(lanes);
         }
-        Ok(seat)
+        Ok(lane)
     }
 
     /// Like [`request`](Self::request), through the socket.
@@ -369,8 +369,8 @@ impl ClientConnection {
     ) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
             self.check_usable()?;
-            if let Some(seat) = lanes.take_lane(head.len(), ClientLane::longest()) {
-                match self.post(seat, head, done)? {
+            if let Some(lane) = lanes.take_lane(head.len(), ClientLane::longest()) {
+                match self.post(lane, head, done)? {
                     Some(again) => done = again,
                     None => return Ok(()),
                 }

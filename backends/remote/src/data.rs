@@ -59,7 +59,7 @@ impl RemoteShared {
         self.run_request(cx, Opcode::Read, || {
             let most = out.remaining();
             let (large, small) = (self.agreement.max_read, self.agreement.max_received());
-            let (mut seat, mut size) = take_lane_for(most, (large, small), |size| {
+            let (mut held, mut size) = take_lane_for(most, (large, small), |size| {
                 self.connection.take_lane(READ_MOST, HEADER_LEN + size)
             })?;
             let request_of = |size: usize| {
@@ -76,12 +76,12 @@ impl RemoteShared {
             };
             let mut request = request_of(size);
             if request.finish(0).len() > READ_MOST {
-                (seat, size) = (None, size.min(small));
+                (held, size) = (None, size.min(small));
                 request = request_of(size);
             }
             let head = request.finish(0);
-            let got = match seat {
-                Some(seat) => self.connection.exchange_data(seat, cx, head, size, out)?,
+            let got = match held {
+                Some(held) => self.connection.exchange_data(held, cx, head, size, out)?,
                 None => self.connection.request_by_message(cx, head, &[], |body| {
                     let fits = body.len() <= size;
                     let put = if fits { out.put(body) } else { Err(Errno::EIO) };
@@ -119,14 +119,14 @@ impl RemoteShared {
         loop {
             let most = data.remaining();
             let (large, small) = (self.agreement.max_write, self.agreement.max_sent());
-            let (seat, want) = take_lane_for(most, (large, small), |size| {
+            let (held, want) = take_lane_for(most, (large, small), |size| {
                 self.connection.take_lane(WRITE_LEAD + size, ClientLane::longest())
             })?;
             let (len, written) = match data.borrow() {
                 // Read in one message, without a copy of ours between.
                 Some(bytes) if bytes.len() >= want => {
                     let bytes = &bytes[..want];
-                    let written = self.write_piece(cx, file, args, done as u64, (bytes, seat));
+                    let written = self.write_piece(cx, file, args, done as u64, (bytes, held));
                     if written.is_ok() {
                         data.skip(want)?;
                     }
@@ -138,7 +138,7 @@ impl RemoteShared {
                     }
                     let len = data.take(&mut piece[..want])?;
                     let bytes = &piece[..len];
-                    (len, self.write_piece(cx, file, args, done as u64, (bytes, seat)))
+                    (len, self.write_piece(cx, file, args, done as u64, (bytes, held)))
                 }
             };
             match written {
@@ -162,7 +162,7 @@ impl RemoteShared {
         file: File,
         args: WriteArgs,
         done: u64,
-        (piece, seat): (&[u8], Option<LaneGuard<'_>>),
+        (piece, held): (&[u8], Option<LaneGuard<'_>>),
     ) -> Result<usize> {
         let kills = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -184,8 +184,8 @@ impl RemoteShared {
             let decode = |body: &[u8]| {
                 log_decode_error(Opcode::Write, body.len(), decode::write_out(body, most))
             };
-            match seat {
-                Some(seat) => self.connection.exchange(seat, cx, head, piece, decode),
+            match held {
+                Some(held) => self.connection.exchange(held, cx, head, piece, decode),
                 None => self.connection.request_by_message(cx, head, piece, decode),
             }
         })?;
@@ -199,16 +199,16 @@ impl RemoteShared {
 fn take_lane_for<'a>(
     most: usize,
     (large, small): (usize, usize),
-    seat: impl Fn(usize) -> Result<Option<LaneGuard<'a>>>,
+    held: impl Fn(usize) -> Result<Option<LaneGuard<'a>>>,
 ) -> Result<(Option<LaneGuard<'a>>, usize)> {
     let size = most.min(large);
     if size > small
-        && let Some(seat) = seat(size)?
+        && let Some(held) = held(size)?
     {
-        return Ok((Some(seat), size));
+        return Ok((Some(held), size));
     }
     let size = size.min(small);
-    Ok((seat(size)?, size))
+    Ok((held(size)?, size))
 }
 
 fn flag_of(owner: Option<LockOwner>, flag: u32) -> u32 {

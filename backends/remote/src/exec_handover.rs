@@ -49,23 +49,24 @@ pub struct HandoverClient {
 }
 
 impl HandoverClient {
-    /// Connects to the same server as the socket of the connection `heir_of`, or to a server of the same user, which
+    /// Connects to the same server as the socket of the connection `predecessor`, or to a server of the same user, which
     /// has no more rights. The introduction and the objects to take over are one message after the other, for which
     /// this waits once.
     pub(crate) fn connect(
-        (socket, heir_of): (BorrowedFd<'_>, ConnectionNumber),
+        (socket, predecessor): (BorrowedFd<'_>, ConnectionNumber),
         path: &Path,
         options: RemoteOptions,
-        legacies: &[InodeHandover],
+        handovers: &[InodeHandover],
     ) -> std::result::Result<HandoverClient, RemoteError> {
         let user = peer_user(socket).map_err(RemoteError::Socket)?;
-        let names = ConnectionNumbers { heir_of, own: new_number().map_err(RemoteError::Socket)? };
+        let names =
+            ConnectionNumbers { predecessor, own: new_number().map_err(RemoteError::Socket)? };
         let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == user)?;
         ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
         let (connection, notices) = RemoteClient::connection(socket, options);
 
         let settle = TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() };
-        let all: Vec<TakeOver> = legacies.iter().map(take_over).chain([settle]).collect();
+        let all: Vec<TakeOver> = handovers.iter().map(take_over).chain([settle]).collect();
         let (part, more) = all.split_at(all.len().min(TAKE_OVER_MAX));
         let (cx, patience) = (Context::new(Caller::default()), options.init_patience());
         let (mut hello, mut first) = (init::request(names), request(part.len()));
@@ -94,9 +95,9 @@ impl HandoverClient {
     }
 }
 
-fn take_over(legacy: &InodeHandover) -> TakeOver {
-    let what = TakeOver { ino: legacy.ino.0, ..TakeOver::default() };
-    let Some(OpenFileHandover { fh, flags, owner, process_locks }) = legacy.open else {
+fn take_over(handover: &InodeHandover) -> TakeOver {
+    let what = TakeOver { ino: handover.ino.0, ..TakeOver::default() };
+    let Some(OpenFileHandover { fh, flags, owner, process_locks }) = handover.open else {
         return what;
     };
     let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };

@@ -42,7 +42,7 @@ pub struct ConnectionHandover {
     agreement: ServerAgreement,
     missing: u64,
     versions: Option<Arc<dyn Versions>>,
-    told_names: Option<SharedNames>,
+    name_memory: Option<SharedNames>,
     options: RemoteOptions,
     path: PathBuf,
 }
@@ -77,18 +77,18 @@ impl ConnectionHandover {
             agreement: shared.agreement,
             missing: shared.missing.load(Ordering::Relaxed),
             versions: shared.paths.versions.get().cloned(),
-            told_names: shared.paths.shared.get().cloned(),
+            name_memory: shared.paths.shared.get().cloned(),
             options: shared.options,
             path: shared.path.clone().ok_or(RemoteError::NoPath)?,
         })
     }
 
-    /// Copies the connection for a child of the child, like [`RemoteClient::inheritance`].
+    /// Copies the connection for a child of the child, like [`RemoteClient::hand_over`].
     ///
     /// # Errors
     ///
-    /// The errors of [`RemoteClient::inheritance`].
-    pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
+    /// The errors of [`RemoteClient::hand_over`].
+    pub fn hand_over(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         let copy = fetch_copy((self.socket.as_fd(), self.own), &self.path, self.options)?;
         Ok(self.with_socket(copy, true))
     }
@@ -103,7 +103,7 @@ impl ConnectionHandover {
         (socket, own): (OwnedFd, ConnectionNumber),
         is_copied: bool,
     ) -> ConnectionHandover {
-        let (versions, told_names) = (self.versions.clone(), self.told_names.clone());
+        let (versions, name_memory) = (self.versions.clone(), self.name_memory.clone());
         let (agreement, missing, options) = (self.agreement, self.missing, self.options);
         let path = self.path.clone();
         ConnectionHandover {
@@ -113,7 +113,7 @@ impl ConnectionHandover {
             agreement,
             missing,
             versions,
-            told_names,
+            name_memory,
             options,
             path,
         }
@@ -126,9 +126,9 @@ impl ConnectionHandover {
     /// The errors of [`RemoteClient::prepare_exec`].
     pub fn prepare_exec(
         &self,
-        legacies: &[InodeHandover],
+        handovers: &[InodeHandover],
     ) -> std::result::Result<HandoverClient, RemoteError> {
-        HandoverClient::connect((self.as_fd(), self.own), &self.path, self.options, legacies)
+        HandoverClient::connect((self.as_fd(), self.own), &self.path, self.options, handovers)
     }
 
     /// The properties of the file system.
@@ -176,8 +176,8 @@ impl ConnectionHandover {
         if let Some(versions) = self.versions {
             let _ = client.shared.paths.versions.set(versions);
         }
-        if let Some(told_names) = self.told_names {
-            let _ = client.shared.paths.shared.set(told_names);
+        if let Some(name_memory) = self.name_memory {
+            let _ = client.shared.paths.shared.set(name_memory);
         }
         client
     }

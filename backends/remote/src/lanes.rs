@@ -31,9 +31,9 @@ const LOOKS: u32 = 16;
 pub(super) struct ClientLanes {
     memory: MappedMemory,
     /// The lanes of a block are created when one of them is used first.
-    seats: [OnceLock<Box<[Mutex<BufferedLane>]>>; MOST_BLOCKS],
+    lane_slots: [OnceLock<Box<[Mutex<BufferedLane>]>>; MOST_BLOCKS],
     /// True if a further block was requested and has not arrived; it never arrives if the server has refused it.
-    asked: AtomicBool,
+    requested: AtomicBool,
     /// Number of requests without a waiting thread that are not known to be answered.
     later: AtomicU32,
     /// Like the value of the socket: the number of replies that may be late before threads no longer poll.
@@ -116,8 +116,8 @@ impl ClientLanes {
         let may_spin = has_several_processors();
         Ok(ClientLanes {
             memory,
-            seats: std::array::from_fn(|_| OnceLock::new()),
-            asked: AtomicBool::new(false),
+            lane_slots: std::array::from_fn(|_| OnceLock::new()),
+            requested: AtomicBool::new(false),
             later: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
             may_spin,
@@ -136,9 +136,9 @@ impl ClientLanes {
         let is_long = request.max(reply) > ClientLane::longest();
         // Threads with long messages share the lanes that take them.
         let first = if is_long { first % LARGE_LANES } else { first };
-        let (index, seat) = self.free(first, (request, reply), |_| true)?;
+        let (index, buffered) = self.free(first, (request, reply), |_| true)?;
         HINT.set(Some(index));
-        Some((self, seat))
+        Some((self, buffered))
     }
 
     /// A free lane for such messages that `fits`, from the lane `first` on.
@@ -150,30 +150,30 @@ impl ClientLanes {
     ) -> Option<(usize, MutexGuard<'_, BufferedLane>)> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
-            let seat = ClientLane::takes(index, request, reply)
+            let buffered = ClientLane::takes(index, request, reply)
                 .then(|| try_lock_lane(self.lane_slot(index)))??;
-            (!seat.is_kept && fits(&seat)).then_some((index, seat))
+            (!buffered.is_kept && fits(&buffered)).then_some((index, buffered))
         })
     }
 
     fn lane_slot(&self, lane: usize) -> &Mutex<BufferedLane> {
         let block = lane / LANES_OF_BLOCK;
-        let seat = |lane| {
+        let buffered = |lane| {
             let (lane, reply, later) = (ClientLane::new(lane), Vec::new(), Vec::new());
             Mutex::new(BufferedLane { lane, reply, later, is_kept: false })
         };
-        let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(seat).collect();
-        &self.seats[block].get_or_init(make)[lane % LANES_OF_BLOCK]
+        let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(buffered).collect();
+        &self.lane_slots[block].get_or_init(make)[lane % LANES_OF_BLOCK]
     }
 
     /// Takes the replies to requests without a waiting thread.
     pub(super) fn take_later(&self) -> std::result::Result<(), ProtocolViolation> {
         if self.later.load(Ordering::Relaxed) > 0 {
-            for mut seat in
-                self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(try_lock_lane)
+            for mut buffered in
+                self.lane_slots.iter().filter_map(OnceLock::get).flatten().filter_map(try_lock_lane)
             {
-                if !seat.later.is_empty() && !seat.is_kept {
-                    seat.poll(self, 0)?;
+                if !buffered.later.is_empty() && !buffered.is_kept {
+                    buffered.poll(self, 0)?;
                 }
             }
         }
@@ -184,7 +184,7 @@ impl ClientLanes {
     pub(super) fn add(&self, block: Option<OwnedFd>) {
         let Some(fd) = block else { return };
         match self.memory.add_block(fd) {
-            Ok(()) => self.asked.store(false, Ordering::Release),
+            Ok(()) => self.requested.store(false, Ordering::Release),
             Err(error) => log::debug!("further lanes cannot be used: {error}"),
         }
     }
@@ -204,9 +204,9 @@ impl ClientLanes {
 }
 
 /// Locks the lane, if no other thread uses it.
-fn try_lock_lane(seat: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
-    match seat.try_lock() {
-        Ok(seat) => Some(seat),
+fn try_lock_lane(buffered: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
+    match buffered.try_lock() {
+        Ok(buffered) => Some(buffered),
         // A closure that decoded a reply has panicked; the lane was done by then.
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
@@ -218,25 +218,25 @@ impl ClientConnection {
     /// through the socket.
     pub(super) fn post(
         &self,
-        (lanes, mut seat): LaneGuard<'_>,
+        (lanes, mut buffered): LaneGuard<'_>,
         head: &mut [u8],
         done: ReplyCallback,
     ) -> Result<Option<ReplyCallback>> {
-        let seat = &mut *seat;
-        if !seat.later.is_empty() {
-            seat.poll(lanes, 0).map_err(|why| self.break_off(why))?;
+        let buffered = &mut *buffered;
+        if !buffered.later.is_empty() {
+            buffered.poll(lanes, 0).map_err(|why| self.break_off(why))?;
         }
-        let number = seat.lane.next_number();
+        let number = buffered.lane.next_number();
         write_number(head, number);
-        let sleeps = seat.lane.submit_later(&lanes.memory, number, &[head]);
+        let sleeps = buffered.lane.submit_later(&lanes.memory, number, &[head]);
         let Some(sleeps) = sleeps.map_err(|why| self.break_off(why))? else {
             return Ok(Some(done));
         };
-        seat.later.push((number, done));
+        buffered.later.push((number, done));
         lanes.later.fetch_add(1, Ordering::Relaxed);
         lanes.requests.fetch_add(1, Ordering::Relaxed);
         if sleeps {
-            self.ring_bell(lanes);
+            self.ring_doorbell(lanes);
         }
         Ok(None)
     }
@@ -244,16 +244,16 @@ impl ClientConnection {
     /// Sends a request through a lane, and waits for its reply.
     pub(super) fn exchange<T>(
         &self,
-        (lanes, mut seat): LaneGuard<'_>,
+        (lanes, mut buffered): LaneGuard<'_>,
         cx: &Context<'_>,
         head: &mut [u8],
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        let seat = &mut *seat;
-        let number = self.submit((lanes, seat), (head, data), ClientLane::longest())?;
-        let answer = self.await_reply(lanes, seat, number, cx)?;
-        self.take_reply((lanes, seat), answer, decode)
+        let buffered = &mut *buffered;
+        let number = self.submit((lanes, buffered), (head, data), ClientLane::longest())?;
+        let answer = self.await_reply(lanes, buffered, number, cx)?;
+        self.take_reply((lanes, buffered), answer, decode)
     }
 
     /// Sends a request through a lane of which the thread has no other use, and leaves its reply there until it is
@@ -263,10 +263,10 @@ impl ClientConnection {
         self.check_usable()?;
         let sizes = (head.len() + data.len(), ClientLane::longest());
         // In a lane with such requests, no thread would take their replies meanwhile.
-        let free = lanes.free(hint() + 1, sizes, |seat| seat.later.is_empty());
-        let Some((lane, mut seat)) = free else { return Ok(None) };
-        let number = self.submit((lanes, &mut *seat), (head, data), ClientLane::longest())?;
-        seat.is_kept = true;
+        let free = lanes.free(hint() + 1, sizes, |buffered| buffered.later.is_empty());
+        let Some((lane, mut buffered)) = free else { return Ok(None) };
+        let number = self.submit((lanes, &mut *buffered), (head, data), ClientLane::longest())?;
+        buffered.is_kept = true;
         Ok(Some(LaneRequest { lane, number }))
     }
 
@@ -278,27 +278,27 @@ impl ClientConnection {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let lanes = self.lanes().ok_or(Errno::ENOTCONN)?;
-        let mut seat = lanes.lane_slot(lane).lock().unwrap_or_else(PoisonError::into_inner);
-        let seat = &mut *seat;
-        seat.is_kept = false;
-        let answer = self.await_reply(lanes, seat, number, cx)?;
-        self.take_reply((lanes, seat), answer, decode)
+        let mut buffered = lanes.lane_slot(lane).lock().unwrap_or_else(PoisonError::into_inner);
+        let buffered = &mut *buffered;
+        buffered.is_kept = false;
+        let answer = self.await_reply(lanes, buffered, number, cx)?;
+        self.take_reply((lanes, buffered), answer, decode)
     }
 
     /// Copies a reply out of its lane, and decodes it.
     fn take_reply<T>(
         &self,
-        (lanes, seat): (&ClientLanes, &mut BufferedLane),
+        (lanes, buffered): (&ClientLanes, &mut BufferedLane),
         answer: LaneReply,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let len = answer.len;
-        if seat.reply.len() < len {
-            seat.reply.resize(len, 0);
+        if buffered.reply.len() < len {
+            buffered.reply.resize(len, 0);
         }
-        seat.lane.copy(&lanes.memory, answer, 0, &mut seat.reply[..len]);
+        buffered.lane.copy(&lanes.memory, answer, 0, &mut buffered.reply[..len]);
         self.receive_messages(lanes);
-        let reply = &seat.reply[..len];
+        let reply = &buffered.reply[..len];
         self.outcome_of(answer, reply)?;
         decode(&reply[HEADER_LEN..])
     }
@@ -306,18 +306,18 @@ impl ClientConnection {
     /// Sends a READ of `size` bytes through a lane, and copies the reply from there into `out`. Returns the bytes read.
     pub(super) fn exchange_data(
         &self,
-        (lanes, mut seat): LaneGuard<'_>,
+        (lanes, mut buffered): LaneGuard<'_>,
         cx: &Context<'_>,
         head: &mut [u8],
         size: usize,
         out: &mut ReadBuf<'_>,
     ) -> Result<usize> {
-        let seat = &mut *seat;
-        let number = self.submit((lanes, seat), (head, &[]), HEADER_LEN + size)?;
-        let answer = self.await_reply(lanes, seat, number, cx)?;
+        let buffered = &mut *buffered;
+        let number = self.submit((lanes, buffered), (head, &[]), HEADER_LEN + size)?;
+        let answer = self.await_reply(lanes, buffered, number, cx)?;
         let mut header = [0; HEADER_LEN];
         let len = answer.len.min(HEADER_LEN);
-        seat.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
+        buffered.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
         self.receive_messages(lanes);
         self.outcome_of(answer, &header[..len])?;
         if answer.len > HEADER_LEN + size {
@@ -329,17 +329,17 @@ impl ClientConnection {
             let count = match out.lend() {
                 Some(room) => {
                     let count = room.len().min(rest);
-                    seat.lane.copy(&lanes.memory, answer, at, &mut room[..count]);
+                    buffered.lane.copy(&lanes.memory, answer, at, &mut room[..count]);
                     out.advance(count)?;
                     count
                 }
                 None => {
                     let count = rest.min(PIECE);
-                    if seat.reply.len() < count {
-                        seat.reply.resize(count, 0);
+                    if buffered.reply.len() < count {
+                        buffered.reply.resize(count, 0);
                     }
-                    seat.lane.copy(&lanes.memory, answer, at, &mut seat.reply[..count]);
-                    out.put(&seat.reply[..count])?;
+                    buffered.lane.copy(&lanes.memory, answer, at, &mut buffered.reply[..count]);
+                    out.put(&buffered.reply[..count])?;
                     count
                 }
             };
@@ -351,16 +351,16 @@ impl ClientConnection {
     /// Submits a request of a head and data, whose reply has `most` bytes at most. Returns its number.
     fn submit(
         &self,
-        (lanes, seat): (&ClientLanes, &mut BufferedLane),
+        (lanes, buffered): (&ClientLanes, &mut BufferedLane),
         (head, data): (&mut [u8], &[u8]),
         most: usize,
     ) -> Result<u64> {
-        let number = seat.lane.next_number();
+        let number = buffered.lane.next_number();
         write_number(head, number);
         lanes.requests.fetch_add(1, Ordering::Relaxed);
-        let sleeps = seat.lane.submit(&lanes.memory, number, &[head, data], most);
+        let sleeps = buffered.lane.submit(&lanes.memory, number, &[head, data], most);
         if sleeps.map_err(|why| self.break_off(why))? {
-            self.ring_bell(lanes);
+            self.ring_doorbell(lanes);
         }
         Ok(number)
     }
@@ -390,20 +390,20 @@ impl ClientConnection {
     fn await_reply(
         &self,
         lanes: &ClientLanes,
-        seat: &mut BufferedLane,
+        buffered: &mut BufferedLane,
         number: u64,
         cx: &Context<'_>,
     ) -> Result<LaneReply> {
         let mut waiting = None;
         loop {
-            if let Some(answer) = self.poll_reply(lanes, seat, number)? {
+            if let Some(answer) = self.poll_reply(lanes, buffered, number)? {
                 return Ok(answer);
             }
             let waiting = waiting.get_or_insert_with(|| ReplyWait::with_timeout(self.timeout()));
             let slept = clock::now();
             lanes.count(ClientCounter::Sleeps);
-            seat.lane.sleep(&lanes.memory, TICK);
-            let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
+            buffered.lane.sleep(&lanes.memory, TICK);
+            let answer = buffered.poll(lanes, number).map_err(|why| self.break_off(why))?;
             if let Some(answer) = answer {
                 let hope = lanes.hope.load(Ordering::Relaxed);
                 lanes.note(hope, hope > 0 || slept.elapsed_ns() >= SPIN_NS);
@@ -422,7 +422,7 @@ impl ClientConnection {
     fn poll_reply(
         &self,
         lanes: &ClientLanes,
-        seat: &mut BufferedLane,
+        buffered: &mut BufferedLane,
         number: u64,
     ) -> Result<Option<LaneReply>> {
         let hope = lanes.hope.load(Ordering::Relaxed);
@@ -431,7 +431,7 @@ impl ClientConnection {
         let mut yielded = false;
         loop {
             for _ in 0..LOOKS {
-                let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
+                let answer = buffered.poll(lanes, number).map_err(|why| self.break_off(why))?;
                 if let Some(answer) = answer {
                     // If processors are short, other threads have run meanwhile, and for longer than a wake-up takes.
                     lanes.note(hope, yielded && begun.elapsed_ns() >= SPIN_NS);
@@ -451,7 +451,7 @@ impl ClientConnection {
     }
 
     /// Wakes the server. If its socket is full, it has not yet slept.
-    fn ring_bell(&self, lanes: &ClientLanes) {
+    fn ring_doorbell(&self, lanes: &ClientLanes) {
         lanes.count(ClientCounter::Bells);
         let _ = self.try_tell(&[0; BELL], &[]);
     }
@@ -460,10 +460,10 @@ impl ClientConnection {
     pub(super) fn request_lanes(&self, lanes: &ClientLanes) {
         let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all
-            && !lanes.asked.swap(true, Ordering::AcqRel)
+            && !lanes.requested.swap(true, Ordering::AcqRel)
             && self.try_tell(&[0; MORE], &[]).is_err()
         {
-            lanes.asked.store(false, Ordering::Release);
+            lanes.requested.store(false, Ordering::Release);
         }
     }
 

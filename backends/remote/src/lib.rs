@@ -179,7 +179,7 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// A file system at the other end of a socket.
 ///
 /// Any number of threads may call it at once. A child process must not use the client of its parent
-/// (`ENOTCONN`): see [`inheritance`](RemoteClient::inheritance).
+/// (`ENOTCONN`): see [`hand_over`](RemoteClient::hand_over).
 ///
 /// Notifications of the server are delivered by a thread that waits for a reply, before it returns.
 /// If no thread waits, [`deliver`](RemoteClient::deliver) does so. A thread of its own (`defuse-client`)
@@ -271,13 +271,13 @@ impl RemoteClient {
     ///
     /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect),
     /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
-    pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
+    pub fn hand_over(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         // The copy would also have these open files, without knowing of them.
         self.shared.close_ahead();
         ConnectionHandover::copy_connection(self)
     }
 
-    /// Like [`inheritance`](RemoteClient::inheritance), but the server makes the copy when the child uses it.
+    /// Like [`hand_over`](RemoteClient::hand_over), but the server makes the copy when the child uses it.
     /// `socket` is the child's own descriptor of this connection. The child calls this, and nothing may use the
     /// connection before the child has ended or executed a program, like a parent that waits for that in vfork(2).
     ///
@@ -312,14 +312,14 @@ impl RemoteClient {
     ///
     /// # Errors
     ///
-    /// The errors of [`inheritance`](RemoteClient::inheritance).
+    /// The errors of [`hand_over`](RemoteClient::hand_over).
     pub fn prepare_exec(
         &self,
-        legacies: &[InodeHandover],
+        handovers: &[InodeHandover],
     ) -> std::result::Result<HandoverClient, RemoteError> {
         let shared = &self.shared;
         let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
-        HandoverClient::connect((self.as_fd(), shared.names.own), path, shared.options, legacies)
+        HandoverClient::connect((self.as_fd(), shared.names.own), path, shared.options, handovers)
     }
 
     /// Returns the memory that all mappings of an open file share, across all clients of the

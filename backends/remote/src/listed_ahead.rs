@@ -48,10 +48,10 @@ const OF_FIRST_PART: ChainLink =
 #[derive(Default)]
 pub(super) struct ListingPrefetch {
     dirs: RwLock<HashMap<Fh, Arc<PrefetchedListing>>>,
-    interest: PrefetchInterest,
+    prefetch_interest: PrefetchInterest,
     next: Mutex<NextListings>,
     /// True if there is a request whose reply was not taken.
-    has_asked: AtomicBool,
+    has_requested: AtomicBool,
     interest_in_next: PrefetchInterest,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct ListingPrefetch {
 struct NextListings {
     /// The directories in the order in which they are probably opened, each with its parent and its name.
     dirs: VecDeque<(Ino, Ino, Box<[u8]>)>,
-    asked: Option<PendingListing>,
+    pending: Option<PendingListing>,
 }
 
 /// A directory that was requested in advance, and whose reply has not arrived.
@@ -96,19 +96,19 @@ impl ListingPrefetch {
     fn with_next<T>(&self, run: impl FnOnce(&mut NextListings) -> T) -> T {
         let mut next = lock(&self.next);
         let result = run(&mut next);
-        self.has_asked.store(next.asked.is_some(), Ordering::Relaxed);
+        self.has_requested.store(next.pending.is_some(), Ordering::Relaxed);
         result
     }
 
     /// True if an open requests entries.
     fn wants(&self) -> bool {
-        self.read().len() < MOST && self.interest.should_request()
+        self.read().len() < MOST && self.prefetch_interest.should_request()
     }
 
     /// The directory is closed.
     pub(super) fn record_close(&self, fh: Fh) {
         let Some(ahead) = self.write().remove(&fh) else { return };
-        self.interest.note(ahead.was_read.load(Ordering::Relaxed));
+        self.prefetch_interest.note(ahead.was_read.load(Ordering::Relaxed));
     }
 }
 
@@ -195,18 +195,19 @@ impl RemoteShared {
         by: OpenIdentity,
     ) -> Result<Option<(ListedDirectory, u64)>> {
         let ahead = &self.listed_ahead;
-        let is_this =
-            |asked: &PendingListing| (asked.ino, asked.version, asked.by) == (ino, version, by);
-        let asked = ahead.with_next(|next| {
+        let is_this = |pending: &PendingListing| {
+            (pending.ino, pending.version, pending.by) == (ino, version, by)
+        };
+        let pending = ahead.with_next(|next| {
             next.record_open(ino);
             // A caller must not wait for another device.
-            next.asked.take_if(|asked| device_of(asked.ino) == device_of(ino))
+            next.pending.take_if(|pending| device_of(pending.ino) == device_of(ino))
         });
-        let Some(asked) = asked else { return Ok(None) };
-        let is_right = is_this(&asked);
+        let Some(pending) = pending else { return Ok(None) };
+        let is_right = is_this(&pending);
         ahead.interest_in_next.note(is_right);
         if is_right {
-            return match self.take_listed(cx, asked) {
+            return match self.take_listed(cx, pending) {
                 Ok(listed) => Ok(Some((listed, version))),
                 // The loss of a lock is reported once.
                 Err(Errno::EIO) => Err(Errno::EIO),
@@ -214,7 +215,7 @@ impl RemoteShared {
             };
         }
         // Another directory is opened, or this one has changed.
-        self.close_pending(Some(asked));
+        self.close_pending(Some(pending));
         Ok(None)
     }
 
@@ -242,33 +243,33 @@ impl RemoteShared {
         };
         let mut request = self.chain_request((cx.caller, ino), &opening(cx, ino, by.flags));
         let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
-        let asked = PendingListing { begun, ino, by, version };
+        let pending = PendingListing { begun, ino, by, version };
         // Another thread may have made a request meanwhile.
-        self.close_pending(ahead.with_next(|next| next.asked.replace(asked)));
+        self.close_pending(ahead.with_next(|next| next.pending.replace(pending)));
     }
 
     /// Closes the directory that was requested in advance, if `is_due` holds for its inode and the version of its
     /// attributes.
     pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
         let ahead = &self.listed_ahead;
-        if ahead.has_asked.load(Ordering::Relaxed) {
-            let is_due = |asked: &mut PendingListing| is_due((asked.ino, asked.version));
-            self.close_pending(ahead.with_next(|next| next.asked.take_if(is_due)));
+        if ahead.has_requested.load(Ordering::Relaxed) {
+            let is_due = |pending: &mut PendingListing| is_due((pending.ino, pending.version));
+            self.close_pending(ahead.with_next(|next| next.pending.take_if(is_due)));
         }
     }
 
-    fn close_pending(&self, asked: Option<PendingListing>) {
-        let Some(asked) = asked else { return };
-        let (ino, cx) = (asked.ino, Context::new(asked.by.caller()));
-        if let Ok((opened, _)) = self.take_listed(&cx, asked) {
+    fn close_pending(&self, pending: Option<PendingListing>) {
+        let Some(pending) = pending else { return };
+        let (ino, cx) = (pending.ino, Context::new(pending.by.caller()));
+        if let Ok((opened, _)) = self.take_listed(&cx, pending) {
             let flags = OpenFlags::DIRECTORY;
             let release = abi::ReleaseIn { fh: opened.fh.0, flags, ..Default::default() };
             let _ = self.release(&cx, (Opcode::Releasedir, Opcode::Opendir), ino, &release);
         }
     }
 
-    fn take_listed(&self, cx: &Context<'_>, asked: PendingListing) -> Result<ListedDirectory> {
-        self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decode_answers))
+    fn take_listed(&self, cx: &Context<'_>, pending: PendingListing) -> Result<ListedDirectory> {
+        self.connection.take_begun(pending.begun, cx, |body| decode_chain(body, 3, decode_answers))
     }
 
     /// Lists from the entries in the reply to the open of the directory. Returns false if they do not hold, or if

@@ -57,13 +57,13 @@ struct PrefetchedFiles {
     /// Files for later opens.
     ready: HashMap<Ino, PrefetchedFile>,
     /// Files that are in use.
-    given: HashSet<Fh>,
+    granted: HashSet<Fh>,
     /// Files that the server is to close.
     closing: Vec<AheadClose>,
     /// A request for further files, whose answer was not taken.
     asking: Option<PendingPrefetch>,
     dirs: HashMap<Ino, PrefetchDirectory>,
-    gains: PrefetchRate,
+    rate: PrefetchRate,
     /// Counts files that served an open.
     hits: u64,
     /// The caller of the latest request.
@@ -72,7 +72,7 @@ struct PrefetchedFiles {
 
 #[derive(Default)]
 struct PrefetchDirectory {
-    asked: SingleRequests,
+    single_requests: SingleRequests,
     /// The position of the next request; 0 for the begin.
     next: u64,
     /// Files that were opened since the last request.
@@ -120,7 +120,7 @@ impl PrefetchedFiles {
         if self.dirs.len() >= MOST_DIRS && !self.dirs.contains_key(&dir) {
             self.dirs.clear();
         }
-        (self.dirs.entry(dir).or_default(), &self.gains)
+        (self.dirs.entry(dir).or_default(), &self.rate)
     }
 
     /// Lets the ready files be closed for which `keeps` returns false.
@@ -141,11 +141,11 @@ impl OpenPrefetch {
     fn with<T>(&self, run: impl FnOnce(&mut PrefetchedFiles) -> T) -> T {
         let mut files = lock(&self.files);
         let result = run(&mut files);
-        let PrefetchedFiles { ready, given, closing, asking, .. } = &*files;
-        let known = ready.len() + given.len() + closing.len() + usize::from(asking.is_some());
+        let PrefetchedFiles { ready, granted, closing, asking, .. } = &*files;
+        let known = ready.len() + granted.len() + closing.len() + usize::from(asking.is_some());
         self.known.store(known, Ordering::Relaxed);
-        let are_asked = asking.as_ref().is_some_and(|asking| asking.owes);
-        self.owes.store(are_asked || need_closing(closing), Ordering::Release);
+        let are_requested = asking.as_ref().is_some_and(|asking| asking.owes);
+        self.owes.store(are_requested || need_closing(closing), Ordering::Release);
         result
     }
 
@@ -165,7 +165,7 @@ impl OpenPrefetch {
             return None;
         }
         self.with(|files| {
-            files.given.remove(&file.fh).then(|| {
+            files.granted.remove(&file.fh).then(|| {
                 let has_read = has_read.into();
                 files.closing.push(AheadClose { ino: file.ino.0, fh: file.fh.0, flags, has_read });
                 files.closing.len() >= AHEAD_MAX
@@ -176,14 +176,14 @@ impl OpenPrefetch {
     /// The file is closed by a request of its own.
     pub(super) fn record_release(&self, fh: Fh) {
         if self.knows_any() {
-            self.with(|files| files.given.remove(&fh));
+            self.with(|files| files.granted.remove(&fh));
         }
     }
 
     /// A file of `dir` was opened by the request that resolved its path.
     pub(super) fn record_open_by_path(&self, dir: Ino) {
         if !self.lacks.load(Ordering::Relaxed) {
-            self.with(|files| files.dir(dir).0.asked.note());
+            self.with(|files| files.dir(dir).0.single_requests.note());
         }
     }
 }
@@ -248,7 +248,7 @@ impl RemoteShared {
                 files.closing.push(ready.make_close(ino));
                 return None;
             }
-            files.given.insert(ready.opened.fh);
+            files.granted.insert(ready.opened.fh);
             files.hits += 1;
             files.dir(kind.dir).0.used += 1;
             Some(ready)
@@ -267,8 +267,8 @@ impl RemoteShared {
             return None;
         }
         self.opened_ahead.with(|files| {
-            let (dir, gains) = files.dir(dir);
-            dir.asked.is_enough(gains).then_some(dir.next)
+            let (dir, rate) = files.dir(dir);
+            dir.single_requests.is_enough(rate).then_some(dir.next)
         })
     }
 
@@ -343,13 +343,13 @@ impl RemoteShared {
                 files.keep(|_, _| false);
             }
             if !all.is_empty() {
-                files.gains.count(all.len() as u64, files.hits);
+                files.rate.count(all.len() as u64, files.hits);
             }
-            let (dir, gains) = files.dir(kind.dir);
+            let (dir, rate) = files.dir(kind.dir);
             let is_end = dir.next != 0 && next == 0;
             dir.next = next;
-            if gains.was_worthwhile() && (is_end || !all.is_empty()) {
-                dir.asked.expect_prefetch();
+            if rate.was_worthwhile() && (is_end || !all.is_empty()) {
+                dir.single_requests.expect_prefetch();
             }
             for (ino, one) in all {
                 // A file with two names is opened twice.
@@ -385,8 +385,12 @@ impl RemoteShared {
     }
 
     /// Sends `OPEN_AHEAD`. The usual step before a request, which closes files, is left out.
-    fn send_request(&self, cx: &Context<'_>, mut asked: PrefetchRequest) -> Result<Vec<u8>> {
-        let PrefetchRequest { request, input, closing } = &mut asked;
+    fn send_request(
+        &self,
+        cx: &Context<'_>,
+        mut single_requests: PrefetchRequest,
+    ) -> Result<Vec<u8>> {
+        let PrefetchRequest { request, input, closing } = &mut single_requests;
         let answer = self.connection.request(cx, request.finish(input.len()), input, output_of);
         if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
             // Perhaps the server has not got it. Closing a file twice has no effect.

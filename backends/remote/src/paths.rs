@@ -68,14 +68,14 @@ impl LastRead {
 struct KnownNames {
     dirs: HashMap<Ino, KnownDirectory>,
     names: usize,
-    gains: PrefetchRate,
+    rate: PrefetchRate,
 }
 
 /// A directory.
 #[derive(Default)]
 struct KnownDirectory {
     names: HashMap<Box<[u8]>, ServedName>,
-    asked: SingleRequests,
+    single_requests: SingleRequests,
 }
 
 /// A name, with its versions.
@@ -93,7 +93,7 @@ struct ServedName {
 struct NamedInode {
     ino: Ino,
     attr: Attr,
-    told: AttributeStamp,
+    stamp: AttributeStamp,
     /// The count of reads before the request.
     reads: u64,
     /// True if the inode has no extended attributes.
@@ -125,29 +125,29 @@ impl ServedNameCache {
         for name in path.names() {
             let bytes = name.as_bytes();
             let is_last = at + bytes.len() == path.as_bytes().len();
-            let holds = |told: &ServedName| {
-                told.holds(versions, dir, bytes)
-                    && (!is_last || told.has_attributes(versions, owes, &self.last_read))
+            let holds = |served: &ServedName| {
+                served.holds(versions, dir, bytes)
+                    && (!is_last || served.has_attributes(versions, owes, &self.last_read))
             };
             // The name memory has more information.
             let own = || {
-                let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
-                told.copied().filter(holds)
+                let served = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
+                served.copied().filter(holds)
             };
-            let Some(told) = self.find_shared(dir, bytes).filter(holds).or_else(own) else {
+            let Some(served) = self.find_shared(dir, bytes).filter(holds).or_else(own) else {
                 return KnownPrefix::From { dir, at, open_to_all };
             };
-            let open_after = open_to_all && told.open_to_all;
-            match told.inode {
+            let open_after = open_to_all && served.open_to_all;
+            match served.inode {
                 None => {
                     return KnownPrefix::Known(
                         PathResolution::Missing { open_to_all: open_after },
                         dir,
                     );
                 }
-                Some(NamedInode { ino, attr, told, is_bare, .. }) if is_last => {
+                Some(NamedInode { ino, attr, stamp, is_bare, .. }) if is_last => {
                     if is_bare {
-                        self.bare.add(ino.0, told.version);
+                        self.bare.add(ino.0, stamp.version);
                     }
                     let found = PathResolution::Inode { ino, attr, open_to_all: open_after };
                     return KnownPrefix::Known(found, dir);
@@ -173,12 +173,13 @@ impl ServedNameCache {
                 let beside: PublishedAttr = zerocopy::transmute!(attr);
                 let attr = decode::decode_published_attr(&beside).ok()?;
                 let is_bare = beside.flags & PublishedAttr::NO_XATTRS != 0;
-                let told = found.told.attributes;
+                let stamp = found.stamps.attributes;
                 // This client may have read it since.
-                Some(NamedInode { ino: Ino(ino), attr, told, reads: 0, is_bare })
+                Some(NamedInode { ino: Ino(ino), attr, stamp, reads: 0, is_bare })
             }
         };
-        let (name, rights, open_to_all) = (found.told.name, found.told.rights, found.open_to_all);
+        let (name, rights, open_to_all) =
+            (found.stamps.name, found.stamps.rights, found.open_to_all);
         Some(ServedName { name, rights, open_to_all, inode })
     }
 
@@ -200,14 +201,14 @@ impl ServedNameCache {
         &self,
         versions: &dyn Versions,
         before: RequestStart,
-        told: &[(Ino, &[u8], NameAnswer)],
+        answers: &[(Ino, &[u8], NameAnswer)],
     ) {
         let RequestStart { all, reads } = before;
         let of = |(dir, name, found): &(Ino, &[u8], NameAnswer)| {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
-                let told = AttributeStamp::now(versions.attributes(ino)?);
-                Some(NamedInode { ino, attr, told, reads, is_bare: false })
+                let stamp = AttributeStamp::now(versions.attributes(ino)?);
+                Some(NamedInode { ino, attr, stamp, reads, is_bare: false })
             };
             let inode = match &found.inode {
                 None => None,
@@ -216,13 +217,13 @@ impl ServedNameCache {
             let (name, rights) = (versions.name(*dir, name)?, versions.rights(*dir)?);
             Some(ServedName { name, rights, open_to_all: found.open_to_all, inode })
         };
-        let kept: Option<Vec<ServedName>> = told.iter().map(of).collect();
+        let kept: Option<Vec<ServedName>> = answers.iter().map(of).collect();
         let Some(kept) = kept.filter(|_| all.is_some() && versions.all() == all) else { return };
         let mut known = self.write();
         if known.names + kept.len() > MOST {
             *known = KnownNames::default();
         }
-        for ((dir, name, _), one) in told.iter().zip(kept) {
+        for ((dir, name, _), one) in answers.iter().zip(kept) {
             let before = known.dirs.entry(*dir).or_default().names.insert((*name).into(), one);
             known.names += usize::from(before.is_none());
         }
@@ -231,14 +232,14 @@ impl ServedNameCache {
     /// Counts a name of `dir` that was requested alone. True if it is time to request all names.
     fn count_single_request(&self, dir: Ino) -> bool {
         let mut known = self.write();
-        let KnownNames { dirs, gains, .. } = &mut *known;
-        dirs.entry(dir).or_default().asked.is_enough(gains)
+        let KnownNames { dirs, rate, .. } = &mut *known;
+        dirs.entry(dir).or_default().single_requests.is_enough(rate)
     }
 
     /// Counts the names of a directory that arrived together.
     fn count_names(&self, names: usize) {
         let hits = self.hits.load(Ordering::Relaxed);
-        self.write().gains.count(names as u64, hits);
+        self.write().rate.count(names as u64, hits);
     }
 
     fn is_bare(&self, ino: Ino) -> bool {
@@ -259,12 +260,12 @@ impl NamedInode {
         // The version shows the first read of a file after a change. It does not show a read that updates the access
         // time because a day has passed.
         if self.attr.kind == FileKind::Regular && self.attr.read_is_due(self.attr.atime) {
-            return !owes(self.ino, self.told.version);
+            return !owes(self.ino, self.stamp.version);
         }
         if !self.attr.read_is_due(Timestamp::now()) {
             return true;
         }
-        last_read.count_of(self.ino) <= self.reads && self.told.age() < ATTRIBUTES_HOLD
+        last_read.count_of(self.ino) <= self.reads && self.stamp.age() < ATTRIBUTES_HOLD
     }
 }
 
@@ -280,7 +281,7 @@ impl ServedName {
         last_read: &LastRead,
     ) -> bool {
         self.inode.as_ref().is_none_or(|inode| {
-            versions.attributes(inode.ino) == Some(inode.told.version)
+            versions.attributes(inode.ino) == Some(inode.stamp.version)
                 && inode.has_access_time(owes, last_read)
         })
     }
@@ -383,7 +384,7 @@ impl RemoteShared {
     ) -> Result<PathResolution> {
         let before = self.paths.begin_request(versions);
         let output = self.request_ioctl(cx, from, RESOLVE, path.as_bytes())?;
-        self.record_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
+        self.record_path(cx, (versions, before), (from, path), &output).map(|known| known.0)
     }
 
     /// Keeps the reply to a request for a path; `before` was the state before the request. Also returns the directory
@@ -396,7 +397,7 @@ impl RemoteShared {
         output: &[u8],
     ) -> Result<(PathResolution, Ino)> {
         let (steps, mut rest) = ResolveHead::read_from_prefix(output).map_err(|_| Errno::EIO)?;
-        let mut told = Vec::new();
+        let mut answers = Vec::new();
         let (mut dir, mut open_to_all, mut last) = (from, true, None);
         let mut names = path.names();
         while !rest.is_empty() {
@@ -405,7 +406,7 @@ impl RemoteShared {
             let found = decode_step(&step)?;
             open_to_all &= found.open_to_all;
             last = found.inode;
-            told.push((dir, name.as_bytes(), found));
+            answers.push((dir, name.as_bytes(), found));
             dir = Ino(step.ino);
             rest = after;
         }
@@ -416,14 +417,14 @@ impl RemoteShared {
             }
             (ResolveHead::MISSING, Some(name), _) => {
                 let here = steps.open_to_all != 0;
-                told.push((dir, name.as_bytes(), NameAnswer { inode: None, open_to_all: here }));
+                answers.push((dir, name.as_bytes(), NameAnswer { inode: None, open_to_all: here }));
                 PathResolution::Missing { open_to_all: open_to_all && here }
             }
             (ResolveHead::WALK, _, _) => PathResolution::Walk,
             _ => return Err(Errno::EIO),
         };
-        self.paths.keep(versions, before, &told);
-        let parent = told.last().map_or(from, |(dir, ..)| *dir);
+        self.paths.keep(versions, before, &answers);
+        let parent = answers.last().map_or(from, |(dir, ..)| *dir);
         if matches!(resolved, PathResolution::Inode { .. })
             && self.paths.count_single_request(parent)
         {
@@ -438,21 +439,21 @@ impl RemoteShared {
         let before = self.paths.begin_request(versions);
         let output = self.request_ioctl(cx, dir, NAMES, &[])?;
         let mut rest = &output[..];
-        let mut told = Vec::new();
+        let mut answers = Vec::new();
         while !rest.is_empty() {
             let (step, after) = ResolveStep::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
             let len = step.name_len as usize;
             let padded = len.checked_next_multiple_of(8).ok_or(Errno::EIO)?;
             let name = after.get(..len).ok_or(Errno::EIO)?;
             rest = after.get(padded..).ok_or(Errno::EIO)?;
-            told.push((
+            answers.push((
                 dir,
                 Name::new(name).map_err(|_| Errno::EIO)?.as_bytes(),
                 decode_step(&step)?,
             ));
         }
-        self.paths.keep(versions, before, &told);
-        self.paths.count_names(told.len());
+        self.paths.keep(versions, before, &answers);
+        self.paths.count_names(answers.len());
         Ok(())
     }
 
@@ -492,8 +493,8 @@ mod tests {
     fn all_names_are_asked_for_at_once_while_most_of_them_are_used() {
         let paths = ServedNameCache::default();
         let asks = |dir: u64, most: usize| {
-            let asked = (1..=most).find(|_| paths.count_single_request(Ino(dir)));
-            asked.inspect(|_| paths.count_names(50))
+            let single_requests = (1..=most).find(|_| paths.count_single_request(Ino(dir)));
+            single_requests.inspect(|_| paths.count_names(50))
         };
         let uses = |count| paths.hits.fetch_add(count, Ordering::Relaxed);
         assert_eq!(asks(2, 9), Some(4));

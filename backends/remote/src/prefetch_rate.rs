@@ -20,15 +20,16 @@ pub(super) struct PrefetchRate {
     counted: u64,
     /// Hits and received entries. An earlier batch counts half as much as the next one.
     hits: u64,
-    told: u64,
+    received: u64,
 }
 
 impl PrefetchRate {
     /// Counts received entries of one batch, and all hits since the beginning.
-    pub(super) fn count(&mut self, told: u64, counted: u64) {
+    pub(super) fn count(&mut self, received: u64, counted: u64) {
         let hits = self.hits + counted.saturating_sub(self.counted);
-        let row = if hits >= self.told / PAYS { self.row.saturating_add(1) } else { 0 };
-        *self = PrefetchRate { row, counted, hits: hits / 2, told: self.told / 2 + told };
+        let row = if hits >= self.received / PAYS { self.row.saturating_add(1) } else { 0 };
+        *self =
+            PrefetchRate { row, counted, hits: hits / 2, received: self.received / 2 + received };
     }
 
     /// True if the previous batch had paid off when the last one arrived.
@@ -52,9 +53,9 @@ pub(super) struct SingleRequests {
 
 impl SingleRequests {
     /// Counts one entry. True if it is time to request several.
-    pub(super) fn is_enough(&mut self, gains: &PrefetchRate) -> bool {
+    pub(super) fn is_enough(&mut self, rate: &PrefetchRate) -> bool {
         self.count += 1;
-        let most = self.most.max(gains.initial_threshold());
+        let most = self.most.max(rate.initial_threshold());
         let several = self.count > most;
         if several {
             *self = SingleRequests { count: 0, most: most.max(FEW).saturating_mul(RARER) };

@@ -28,7 +28,7 @@ pub(super) const NO_BYTES: u32 = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlag
 pub(super) struct WholeFiles {
     files: RwLock<HashMap<Fh, Arc<WholeFile>>>,
     /// In files that are open for reading alone, and in the others.
-    interest: [PrefetchInterest; 2],
+    prefetch_interest: [PrefetchInterest; 2],
     /// Number of files with a read of which the server has to be notified.
     owed: AtomicUsize,
     /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
@@ -59,13 +59,13 @@ impl WholeFiles {
     /// True if an open with these flags requests bytes.
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let is_read = flags.access() != AccessMode::Write && flags.0 & NO_BYTES == 0;
-        let interest = &self.interest[usize::from(writes(flags))];
-        is_read && self.has_room() && interest.should_request()
+        let prefetch_interest = &self.prefetch_interest[usize::from(writes(flags))];
+        is_read && self.has_room() && prefetch_interest.should_request()
     }
 
     /// True if files that are open for reading are read from their bytes, so that it pays to have more of them.
     pub(super) fn is_worthwhile(&self) -> bool {
-        self.interest[0].is_worthwhile() && self.has_room()
+        self.prefetch_interest[0].is_worthwhile() && self.has_room()
     }
 
     /// True if one more file may have bytes.
@@ -94,7 +94,7 @@ impl WholeFiles {
         }
         let Some(whole) = self.write().remove(&fh) else { return false };
         let was_read = whole.was_read.load(Ordering::Relaxed);
-        self.interest[usize::from(whole.writes)].note(was_read);
+        self.prefetch_interest[usize::from(whole.writes)].note(was_read);
         if whole.is_unreported() {
             self.posted.add(whole.ino.0, whole.version);
         }

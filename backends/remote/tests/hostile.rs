@@ -26,9 +26,9 @@ fn header(unique: u64, error: i32, body: &[u8]) -> Vec<u8> {
 fn begin(socket: &OwnedFd) {
     let mut room = [0; 256];
     let (len, _) = recv(socket, &mut room[..], RecvFlags::empty()).unwrap();
-    let (asked, _) = InHeader::read_from_prefix(&room[..len]).unwrap();
+    let (requested, _) = InHeader::read_from_prefix(&room[..len]).unwrap();
     let out = InitOut { major: 7, minor: 31, max_write: 4096, ..InitOut::default() };
-    send(socket, &header(asked.unique, 0, out.as_bytes()), SendFlags::NOSIGNAL).unwrap();
+    send(socket, &header(requested.unique, 0, out.as_bytes()), SendFlags::NOSIGNAL).unwrap();
 }
 
 /// Ends the server, also if the test fails.

@@ -147,9 +147,9 @@ fn with_lanes(bytes: usize) -> RemoteClient {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
         let (memory, fd) = MappedMemory::new().unwrap();
-        let desk = LaneServer::new(memory);
+        let server = LaneServer::new(memory);
         // Each request comes with a bell.
-        desk.fall_asleep();
+        server.fall_asleep();
         let mut room = vec![0; 1 << 18];
         while let Ok(len @ 1..) = rustix::io::read(&theirs, &mut room[..]) {
             if len > BELL {
@@ -172,7 +172,7 @@ fn with_lanes(bytes: usize) -> RemoteClient {
                 rustix::net::send(&theirs, &init, SendFlags::NOSIGNAL).unwrap();
             }
             let number = |head: &[u8]| u64::from_ne_bytes(head[8..16].try_into().unwrap());
-            while let Some(arrived) = desk.take(&mut room, number, |_, len| len).unwrap() {
+            while let Some(arrived) = server.take(&mut room, number, |_, len| len).unwrap() {
                 let (header, _) = InHeader::read_from_prefix(&room[..arrived.len]).unwrap();
                 let reply = match Opcode::from_u32(header.opcode).unwrap() {
                     Opcode::Read => {
@@ -182,7 +182,7 @@ fn with_lanes(bytes: usize) -> RemoteClient {
                     }
                     _ => message(-Errno::ENOSYS.raw(), header.unique, &[]),
                 };
-                desk.answer(arrived.lane, header.unique, &[&reply], &[0; 16]).unwrap();
+                server.answer(arrived.lane, header.unique, &[&reply], &[0; 16]).unwrap();
             }
         }
     });
@@ -261,13 +261,13 @@ fn a_silent_server_is_given_up_after_the_timeout() {
 #[test]
 fn an_interrupt_is_sent_once_and_the_reply_still_awaited() {
     let interrupts = Arc::new(AtomicUsize::new(0));
-    let told = Arc::clone(&interrupts);
+    let seen_interrupts = Arc::clone(&interrupts);
     let mut held = 0;
     let client = with_server(0, RemoteOptions::default(), move |header, body| {
         if header.opcode == Opcode::Interrupt as u32 {
             let args = abi::InterruptIn::read_from_bytes(body).unwrap();
             assert_eq!((args.unique, header.unique), (held, held | 1));
-            told.fetch_add(1, Ordering::SeqCst);
+            seen_interrupts.fetch_add(1, Ordering::SeqCst);
             return Some(vec![message(-4, held, &[])]);
         }
         held = header.unique;
@@ -322,8 +322,8 @@ fn each_listing_of_an_endless_directory_ends_and_lookups_that_do_not_fit_are_ret
 
 #[test]
 fn a_missing_opcode_is_requested_once() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let seen = Arc::clone(&asked);
+    let requested = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&requested);
     let client = with_server(0, RemoteOptions::default(), move |header, _| {
         let unique = header.unique;
         Some(vec![match Opcode::from_u32(header.opcode).unwrap() {
@@ -346,7 +346,7 @@ fn a_missing_opcode_is_requested_once() {
         let (entry, opened) = client.create(&cx, Ino::ROOT, name(), &node, args).unwrap();
         assert_eq!((entry.ino, opened.fh), (Ino(7), Fh(0)));
     }
-    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    assert_eq!(requested.load(Ordering::SeqCst), 2);
 }
 
 /// A listener of invalidations that makes requests while it is called.

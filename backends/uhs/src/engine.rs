@@ -269,11 +269,11 @@ impl UhsEngine {
         &self,
         ino: u64,
         place: (u64, Name<'_>),
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
     ) -> Result<Entry> {
         // An inode with several names keeps its content in memory: the content records where the records lie.
         let content = self.content(ino)?;
-        self.change(|names, handle| names.link(handle, (ino, &content), place, given))
+        self.change(|names, handle| names.link(handle, (ino, &content), place, lifetime))
     }
 
     pub(crate) fn setxattr(

@@ -135,9 +135,9 @@ impl Uhs {
         target: Option<&[u8]>,
         opens: bool,
     ) -> Result<Entry> {
-        let (keeps_sgid, given) =
+        let (keeps_sgid, lifetime) =
             (cx.caller.uid == 0, self.engine.frontends().name_lifetime(cx.origin));
-        let making = InodeCreation { node, target, keeps_sgid, opens, sure: false, given };
+        let making = InodeCreation { node, target, keeps_sgid, opens, sure: false, lifetime };
         self.change_names(cx, || {
             let make = |names: &NameStore, handle: &GroupReadGuard<'_>| {
                 names.make(handle, parent.0, name, making)
@@ -332,13 +332,13 @@ impl FileSystem for Uhs {
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.engine.frontends().name_lifetime(cx.origin);
-        self.engine.names().lookup(given, parent.0, name)
+        let lifetime = self.engine.frontends().name_lifetime(cx.origin);
+        self.engine.names().lookup(lifetime, parent.0, name)
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
-        let given = self.engine.frontends().name_lifetime(cx.origin);
-        self.engine.names().lookup_parent(given, ino.0)
+        let lifetime = self.engine.frontends().name_lifetime(cx.origin);
+        self.engine.names().lookup_parent(lifetime, ino.0)
     }
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -394,9 +394,9 @@ impl FileSystem for Uhs {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let given = self.engine.frontends().name_lifetime(cx.origin);
+        let lifetime = self.engine.frontends().name_lifetime(cx.origin);
         self.change_names(cx, || {
-            Ok((self.engine.link(ino.0, (parent.0, name), given)?, [parent, ino]))
+            Ok((self.engine.link(ino.0, (parent.0, name), lifetime)?, [parent, ino]))
         })
     }
 
@@ -527,7 +527,7 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
-        let (keeps_sgid, given) =
+        let (keeps_sgid, lifetime) =
             (cx.caller.uid == 0, self.engine.frontends().name_lifetime(cx.origin));
         let making = InodeCreation {
             node: &node,
@@ -535,7 +535,7 @@ impl FileSystem for Uhs {
             keeps_sgid,
             opens: true,
             sure: false,
-            given,
+            lifetime,
         };
         let entry =
             self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
@@ -640,8 +640,8 @@ impl FileSystem for Uhs {
             self.engine.frontends().notify_attributes(cx.origin, &[dir.ino]);
         }
         let frontends = &self.engine.frontends();
-        let given = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
-        names.list(dir.ino.0, (from, end), given, out)
+        let lifetime = frontends.lists_entries().then(|| frontends.name_lifetime(cx.origin));
+        names.list(dir.ino.0, (from, end), lifetime, out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {

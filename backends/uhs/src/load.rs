@@ -134,8 +134,9 @@ fn restore_by(
     let parts = (header.inodes, &header.segments[..]);
     let read = |segment: &SnapshotSegment| snapshot::segment(device, segment);
     let restored = NameStore::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
-    let found =
-        restored.and_then(|(names, told)| Some((names, recover_state(superblock, header, told)?)));
+    let found = restored.and_then(|(names, snapshot_slots)| {
+        Some((names, recover_state(superblock, header, snapshot_slots)?))
+    });
     if found.is_none() {
         log::warn!("the snapshot is damaged: all inodes are read");
     }
@@ -148,9 +149,9 @@ fn restore_by(
 fn recover_state(
     superblock: &Superblock,
     header: &SnapshotHeader,
-    told: SnapshotSlots,
+    snapshot_slots: SnapshotSlots,
 ) -> Option<RecoveredState> {
-    let SnapshotSlots { live, stale, removals } = told;
+    let SnapshotSlots { live, stale, removals } = snapshot_slots;
     let blocks = live.iter().chain(&stale).map(|(_, block)| *block);
     let blocks = blocks.chain(removals.iter().map(|(block, _)| *block));
     if !are_slots(superblock, blocks) {

@@ -100,7 +100,7 @@ pub fn run(args: &StudyArgs) -> Result {
 /// Runs one workload.
 pub fn run_engine(args: &EngineArgs) -> Result {
     match engine::work(&args.job).map_err(or_failed)? {
-        Some(told) => print(&told),
+        Some(output) => print(&output),
         None => Ok(()),
     }
 }

@@ -249,13 +249,13 @@ fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
     command.args(["study", "--scale", "tiny", "--rows", "5,20", "--configs", "native,opt"]);
     command.args(["--device", "hdd", "--runs", "2", "--no-kernel-stages", "--json", "--work"]);
     let output = command.arg(place.path("src")).arg("--out").arg(&out).output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    if !output.status.success() && (told.contains("throttle") || told.contains("cgroup")) {
-        println!("not here: no device can be throttled here: {told}");
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() && (report.contains("throttle") || report.contains("cgroup")) {
+        println!("not here: no device can be throttled here: {report}");
         return;
     }
-    assert!(output.status.success(), "{told}");
-    assert!(!told.contains("-0 s left"), "{told}");
+    assert!(output.status.success(), "{report}");
+    assert!(!report.contains("-0 s left"), "{report}");
     let results: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(results["device"]["emulated"], "hdd");
     assert_eq!(results["device"]["limits"]["read_iops"], 1200);

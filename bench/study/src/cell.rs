@@ -65,14 +65,14 @@ impl StudyContext<'_> {
         let limit = (self.options.scale != StudyScale::Tiny).then_some(sizes.memory_limit_bytes);
         let name = format!("{GROUP_PREFIX}{}-{row}-{}", std::process::id(), config.name);
         let groups = CellCgroups::create(&self.hierarchies, &name, limit);
-        let measured = self.mounted(row, config, &sizes, &groups);
+        let measured = self.run_mounted(row, config, &sizes, &groups);
         drop(groups);
         self.device.unmount()?;
         measured
     }
 
     /// Mounts, measures and unmounts.
-    fn mounted(
+    fn run_mounted(
         &self,
         row: u8,
         config: &StudyConfig,

@@ -397,12 +397,12 @@ mod tests {
             return;
         }
         // times(1): "0m0.420s 0m0.000s" of the shell itself, which has ended now.
-        let told = String::from_utf8(ran.stdout).unwrap();
+        let value = String::from_utf8(ran.stdout).unwrap();
         let seconds = |text: &str| {
             let (minutes, seconds) = text.trim_end_matches('s').split_once('m').unwrap();
             60.0 * minutes.parse::<f64>().unwrap() + seconds.parse::<f64>().unwrap()
         };
-        let own: f64 = told.lines().next().unwrap().split(' ').map(seconds).sum();
+        let own: f64 = value.lines().next().unwrap().split(' ').map(seconds).sum();
         let counted = groups.cpu_ns(ProcessRole::Application).unwrap() as f64 / 1e9;
         assert!(counted > 0.5 * own && counted < 1.5 * own + 0.1, "{counted} of {own}");
         assert_eq!(groups.cpu_ns(ProcessRole::Daemon), Some(0));

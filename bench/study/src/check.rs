@@ -102,9 +102,9 @@ fn find(program: &str) -> bool {
 /// Type of the file system of a directory, such as `ext4`.
 pub fn file_system_of(dir: &Path) -> String {
     let words = ["-n".as_ref(), "-o".as_ref(), "FSTYPE".as_ref(), "-T".as_ref(), dir.as_os_str()];
-    let told = command::output("findmnt", &words).unwrap_or_default();
+    let shown = command::output("findmnt", &words).unwrap_or_default();
     // findmnt prints one line for each mount there; the last is on top.
-    told.lines().last().map_or_else(|| "unknown".into(), |line| line.trim().to_owned())
+    shown.lines().last().map_or_else(|| "unknown".into(), |line| line.trim().to_owned())
 }
 
 /// Removes the remains of a study whose process was killed: mounts, image, control groups. Returns

@@ -190,7 +190,7 @@ mod tests {
             let file = dir.path().join("job");
             let files = dir.path().join("data");
             fs::create_dir(&files).unwrap();
-            let mut told = Vec::new();
+            let mut notes = Vec::new();
             for phase in [RowPhase::Prepare, RowPhase::Run] {
                 let factor = 1.0 / 16384.0;
                 let job = EngineJob {
@@ -203,10 +203,10 @@ mod tests {
                     phase,
                 };
                 fs::write(&file, serde_json::to_vec(&job).unwrap()).unwrap();
-                told.push(work(&file).unwrap());
+                notes.push(work(&file).unwrap());
             }
-            assert_eq!(told[0], None);
-            let outcome: EngineOutcome = serde_json::from_str(told[1].as_ref().unwrap()).unwrap();
+            assert_eq!(notes[0], None);
+            let outcome: EngineOutcome = serde_json::from_str(notes[1].as_ref().unwrap()).unwrap();
             assert!(outcome.operations > 0 && outcome.seconds > 0.0, "row {row}: {outcome:?}");
         }
     }

@@ -8,7 +8,7 @@ use defuse_trace::{Collector, CollectorKind, CollectorOptions};
 #[derive(Debug, Clone)]
 pub struct KernelStages {
     wanted: bool,
-    told: String,
+    explanation: String,
 }
 
 /// Traces one cell until it is dropped.
@@ -28,7 +28,7 @@ impl KernelStages {
     /// Tries to trace, so that a reason against it is known before the start.
     pub fn probe(wanted: bool) -> KernelStages {
         if !wanted {
-            return KernelStages { wanted, told: "not measured, as requested".into() };
+            return KernelStages { wanted, explanation: "not measured, as requested".into() };
         }
         match Collector::start(&CollectorOptions::default()) {
             Ok(collector) => {
@@ -41,15 +41,17 @@ impl KernelStages {
                     }
                 };
                 let notes = collector.notes().iter().map(|note| format!("; {note}"));
-                KernelStages { wanted, told: how.to_owned() + &notes.collect::<String>() }
+                KernelStages { wanted, explanation: how.to_owned() + &notes.collect::<String>() }
             }
-            Err(error) => KernelStages { wanted: false, told: format!("not measured: {error}") },
+            Err(error) => {
+                KernelStages { wanted: false, explanation: format!("not measured: {error}") }
+            }
         }
     }
 
     /// A description of the method.
     pub fn describe(&self) -> String {
-        self.told.clone()
+        self.explanation.clone()
     }
 
     /// Starts tracing a connection.

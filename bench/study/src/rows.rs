@@ -232,7 +232,7 @@ impl PublishedRow {
     }
 
     /// The published results for a device.
-    pub fn published(&self, media: StorageMedia) -> &PublishedResults {
+    pub fn published_results(&self, media: StorageMedia) -> &PublishedResults {
         match media {
             StorageMedia::Hdd => &self.hdd,
             StorageMedia::Ssd => &self.ssd,
@@ -376,7 +376,7 @@ mod tests {
     fn counts(media: StorageMedia, stackfs: StackfsConfig) -> [usize; 4] {
         let classes = PublishedRow::list()
             .iter()
-            .map(|row| ChangeClass::classify(row.published(media).change_pct(stackfs)));
+            .map(|row| ChangeClass::classify(row.published_results(media).change_pct(stackfs)));
         let classes: Vec<_> = classes.collect();
         ChangeClass::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
     }

@@ -236,14 +236,14 @@ fn progress(
     remaining: f64,
 ) -> String {
     let name = PublishedRow::get(row).map_or("", |row| row.name.as_str());
-    let told = match outcome {
+    let labels = match outcome {
         Ok(measured) => {
             format!("{:>10.0} ops/s in {:.2} s", measured.ops_per_s(), measured.seconds)
         }
         Err(error) => format!("failed: {error:#}"),
     };
     format!(
-        "[{place}/{all}] {row:>2} {name:<20} {:<8} {told}; about {} left",
+        "[{place}/{all}] {row:>2} {name:<20} {:<8} {labels}; about {} left",
         config.name,
         duration(remaining)
     )

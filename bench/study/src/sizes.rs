@@ -95,7 +95,7 @@ fn most_created(number: u8, options: &StudyOptions) -> f64 {
 /// The published native duration of a row.
 fn published_seconds(number: u8, media: StorageMedia) -> f64 {
     PublishedRow::get(number).map_or(1.0, |row| {
-        row.published_operations(media) as f64 / row.published(media).native_ops_per_s
+        row.published_operations(media) as f64 / row.published_results(media).native_ops_per_s
     })
 }
 

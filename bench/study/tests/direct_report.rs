@@ -175,9 +175,9 @@ fn the_report_is_one_file_with_a_text_for_every_plot() {
         assert!(!html.contains(outside), "{outside} in the report");
     }
     let plots = html.matches("<svg").count();
-    let told = html.matches("role=\"img\" aria-label=\"").count()
+    let shown = html.matches("role=\"img\" aria-label=\"").count()
         + html.matches("<svg viewBox=\"0 0 10 10\" aria-hidden").count();
-    assert_eq!(told, plots);
+    assert_eq!(shown, plots);
     assert!(html.contains("&lt;way&gt; &amp; &quot;quotes&quot;") && !html.contains("<way>"));
 }
 

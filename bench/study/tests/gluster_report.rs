@@ -156,9 +156,9 @@ fn the_report_is_one_file_with_a_text_for_every_plot() {
     for outside in ["http://", "https://", "src=", "@import", "url("] {
         assert!(!html.contains(outside), "{outside} in the report");
     }
-    let told = html.matches("role=\"img\" aria-label=\"").count()
+    let shown = html.matches("role=\"img\" aria-label=\"").count()
         + html.matches("<svg viewBox=\"0 0 10 10\" aria-hidden").count();
-    assert_eq!(told, html.matches("<svg").count());
+    assert_eq!(shown, html.matches("<svg").count());
     assert!(html.contains("&lt;left out&gt;") && !html.contains("<left out>"));
 }
 

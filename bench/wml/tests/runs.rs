@@ -84,7 +84,7 @@ fn a_timeout_ends_a_run_without_a_duration() {
 #[derive(Default)]
 struct RecordingObserver {
     periods: Mutex<Vec<u64>>,
-    told: Mutex<Vec<String>>,
+    reported: Mutex<Vec<String>>,
 }
 
 impl RunObserver for RecordingObserver {
@@ -92,7 +92,7 @@ impl RunObserver for RecordingObserver {
         self.periods.lock().unwrap().push(report.total.operations);
     }
     fn echo(&self, text: &str) {
-        self.told.lock().unwrap().push(text.to_owned());
+        self.reported.lock().unwrap().push(text.to_owned());
     }
 }
 
@@ -119,7 +119,7 @@ fn statistics_restart_in_each_period_if_it_is_negative() {
 #[test]
 fn echo_shows_variables_and_quit_ends_the_file() {
     let (listener, reports) = run_observed("set $n=5k\necho \"n is $n\"\nquit\necho \"never\"\n");
-    assert_eq!(listener.told.into_inner().unwrap(), ["n is 5120"]);
+    assert_eq!(listener.reported.into_inner().unwrap(), ["n is 5120"]);
     assert!(reports.is_empty());
 }
 

@@ -155,7 +155,7 @@ impl CommandTiming {
                 }
                 None
             }
-            TimingEvent::Part(command) => self.arrived(command),
+            TimingEvent::Part(command) => self.record_arrival(command),
         };
         self.note_dies();
         done
@@ -230,7 +230,7 @@ impl CommandTiming {
     }
 
     /// A part of a command is there; after the last one the command is complete.
-    fn arrived(&mut self, at: usize) -> Option<usize> {
+    fn record_arrival(&mut self, at: usize) -> Option<usize> {
         let command = self.commands[at].as_mut().expect("a command ends once");
         command.parts -= 1;
         if command.parts > 0 {

@@ -44,11 +44,11 @@ enum MemoryUse {
 }
 
 /// Performs the I/O until the last user has gone. A panic below ends the worker, and all operations fail.
-pub(super) fn serve(mut clerk: IoWorker) {
+pub(super) fn serve(mut worker: IoWorker) {
     // After a panic, the queue is only dropped, and not used.
-    match catch_unwind(AssertUnwindSafe(|| clerk.run())) {
+    match catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(()) => {}
-        Err(panic) => clerk.fail(&*panic),
+        Err(panic) => worker.fail(&*panic),
     }
 }
 

@@ -46,7 +46,7 @@ pub struct WorkerDevice {
 struct WorkerHandle {
     device: Arc<dyn BlockDevice>,
     inbox: Arc<WorkerInbox>,
-    seat: ThreadPlacement,
+    thread_placement: ThreadPlacement,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,10 +74,11 @@ impl WorkerDevice {
     /// Fails with the errors of [`BlockDevice::queue`], and with `EAGAIN` if no thread can be started.
     pub fn start_for(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
         let facts = DeviceProperties { max_queues: u32::MAX, ..device.properties().clone() };
-        let seat = ThreadPlacement::take(facts.numa_node);
+        let thread_placement = ThreadPlacement::take(facts.numa_node);
         let inbox = Arc::new(WorkerInbox::default());
         let (ready, started) = mpsc::channel();
-        let (theirs, below, chair) = (Arc::clone(&inbox), Arc::clone(&device), seat.clone());
+        let (theirs, below, chair) =
+            (Arc::clone(&inbox), Arc::clone(&device), thread_placement.clone());
         let thread = thread::Builder::new().name("defuse-io".to_owned());
         let thread = thread.spawn(move || {
             signals::take_none();
@@ -93,14 +94,14 @@ impl WorkerDevice {
             }
         });
         let thread = Some(thread.map_err(|_| Errno::AGAIN)?);
-        let crew = Arc::new(WorkerHandle { device, inbox, seat, thread });
+        let crew = Arc::new(WorkerHandle { device, inbox, thread_placement, thread });
         started.recv().unwrap_or(Err(Errno::IO))?;
         Ok(WorkerDevice { facts, crew })
     }
 
     /// The place of the thread.
     pub fn placement(&self) -> &ThreadPlacement {
-        &self.crew.seat
+        &self.crew.thread_placement
     }
 }
 
@@ -110,7 +111,7 @@ impl BlockDevice for WorkerDevice {
     }
 
     fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
-        if let Some(node) = self.crew.seat.node
+        if let Some(node) = self.crew.thread_placement.node
             && let Err(errno) = memory::move_to(region, node)
         {
             // The memory works from any node.

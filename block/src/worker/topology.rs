@@ -185,23 +185,23 @@ mod tests {
     #[test]
     fn threads_of_one_node_take_different_processors_of_it_that_they_may_use() {
         let machine = machine();
-        let seat = |node| ThreadPlacement::choose(machine.path(), node, |_| true);
-        let (one, other) = (seat(Some(1)), seat(Some(1)));
+        let thread_placement = |node| ThreadPlacement::choose(machine.path(), node, |_| true);
+        let (one, other) = (thread_placement(Some(1)), thread_placement(Some(1)));
         let mut processors = [one.processor.unwrap(), other.processor.unwrap()];
         processors.sort_unstable();
         assert_eq!((processors, one.node), ([901, 902], Some(1)));
         let freed = one.processor;
         drop(one);
-        assert_eq!(seat(Some(1)).processor, freed);
+        assert_eq!(thread_placement(Some(1)).processor, freed);
         assert_eq!(
             ThreadPlacement::choose(machine.path(), Some(1), |cpu| cpu == 902).processor,
             Some(902)
         );
         // The node is unknown, or none of its processors may be used.
-        assert_eq!(seat(None).processor, None);
+        assert_eq!(thread_placement(None).processor, None);
         let none = ThreadPlacement::choose(machine.path(), Some(1), |_| false);
         assert_eq!((none.node, none.processor), (Some(1), None));
-        assert_eq!(seat(Some(9)).processor, None);
+        assert_eq!(thread_placement(Some(9)).processor, None);
     }
 
     #[test]

@@ -113,10 +113,10 @@ pub(super) fn record(
     Ok(0)
 }
 
-/// The result of `F_GETLK` for `asked`.
-fn describe_lock(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
+/// The result of `F_GETLK` for `request`.
+fn describe_lock(request: libc::flock, family: LockFamily, found: Option<Lock>) -> libc::flock {
     let Some(found) = found else {
-        return libc::flock { l_type: libc::F_UNLCK as i16, ..asked };
+        return libc::flock { l_type: libc::F_UNLCK as i16, ..request };
     };
     let typ = if found.typ == LockType::Read { libc::F_RDLCK } else { libc::F_WRLCK };
     let endless = found.end >= i64::MAX as u64;

@@ -42,7 +42,7 @@ fn page(family: &FunctionFamily, families: &[FunctionFamily]) -> ManualPage {
     text.push_str(".SH SYNOPSIS\n.nf\n.B #include <defuse.h>\n.PP\n");
     for (_, item) in functions(&items) {
         let code = item.code.split_whitespace().collect::<Vec<_>>().join(" ");
-        text.push_str(&format!(".BI \"{}\"\n", emphasized(&code)));
+        text.push_str(&format!(".BI \"{}\"\n", emphasize(&code)));
     }
     text.push_str(".fi\n.SH DESCRIPTION\n");
     text.push_str(&paragraphs(family.about.lines()));
@@ -182,7 +182,7 @@ fn escape(line: &str) -> String {
 }
 
 /// A prototype for `.BI`: bold, with the names of arguments in italics.
-fn emphasized(code: &str) -> String {
+fn emphasize(code: &str) -> String {
     let mut text = String::new();
     for (number, part) in code.split_inclusive([',', ')']).enumerate() {
         let is_end = part.ends_with([',', ')']);

@@ -109,7 +109,7 @@ pub struct TopModel {
     collector: Option<Collector>,
     /// The reason.
     untraced: Option<String>,
-    asked: ServerSamples,
+    requested: ServerSamples,
     knobs: Option<FusectlMount>,
     before: BTreeMap<u32, StatsSnapshot>,
     cpu_before: BTreeMap<u32, u64>,
@@ -134,7 +134,7 @@ impl TopModel {
         let mut model = TopModel {
             collector,
             untraced: failure.as_ref().map(untraced),
-            asked: ServerSamples::default(),
+            requested: ServerSamples::default(),
             knobs: FusectlMount::open().ok(),
             before: BTreeMap::new(),
             cpu_before: BTreeMap::new(),
@@ -155,7 +155,7 @@ impl TopModel {
     pub fn look(&mut self) -> Result {
         self.notes = self.untraced.iter().cloned().collect();
         self.look_at_connections()?;
-        let (servers, notes) = self.asked.look();
+        let (servers, notes) = self.requested.look();
         self.servers = servers;
         self.notes.extend(notes.iter().map(|note| terminal::escape_controls(note).into_owned()));
         self.sort_by(self.sort);

@@ -103,8 +103,8 @@ fn ask(all: Vec<ServerEntry>) -> Vec<(ServerEntry, Result<ServerMeasurements>)> 
     for some in all.chunks(ASKED_AT_ONCE) {
         thread::scope(|scope| {
             let ask = |server| scope.spawn(move || control::stat_server_within(server, PATIENCE));
-            let asked: Vec<_> = some.iter().map(ask).collect();
-            for (server, thread) in some.iter().zip(asked) {
+            let requested: Vec<_> = some.iter().map(ask).collect();
+            for (server, thread) in some.iter().zip(requested) {
                 if let Ok(served) = thread.join() {
                     answers.push((server.clone(), served));
                 }

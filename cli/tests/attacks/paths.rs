@@ -115,14 +115,14 @@ fn a_run_of_root_uses_no_runtime_directory_of_another_user() {
             "-c",
             "echo x > m:/f; cat m:/f",
         ]);
-        let told = from_output(run.env("XDG_RUNTIME_DIR", runtime).output().unwrap());
-        assert_eq!((told.code, told.out.as_str()), (Some(0), "x\n"), "{}", told.err);
-        told.err
+        let result = from_output(run.env("XDG_RUNTIME_DIR", runtime).output().unwrap());
+        assert_eq!((result.code, result.out.as_str()), (Some(0), "x\n"), "{}", result.err);
+        result.err
     };
     for runtime in [&theirs, &inner, &link] {
-        let told = run(runtime);
-        assert!(told.contains("XDG_RUNTIME_DIR is not used"), "{told}");
-        assert!(told.contains(theirs.to_str().unwrap()), "{told}");
+        let result = run(runtime);
+        assert!(result.contains("XDG_RUNTIME_DIR is not used"), "{result}");
+        assert!(result.contains(theirs.to_str().unwrap()), "{result}");
     }
     assert_eq!([&theirs, &inner].map(|dir| state(dir)), before, "something was made there");
     assert_eq!(run(&own), "", "a directory of its own is used");

@@ -41,12 +41,12 @@ fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
                 NEVER.iter().any(|number| mask & 1 << number != 0)
             });
             let bounds = fields(pid, "CapBnd").iter().all(|mask| !mask.contains(|c| c != '0'));
-            let gains = fields(pid, "NoNewPrivs").iter().any(|set| set == "0");
+            let may_gain = fields(pid, "NoNewPrivs").iter().any(|set| set == "0");
             assert_eq!(is_filtered(pid), sandboxed, "{source} {options}");
             assert!(Path::new(&format!("/proc/{pid}")).exists() && fields(pid, "CapPrm").len() > 3);
             place.expect_success(&["umount", "mnt"]);
             assert_eq!(
-                (held, bounds, gains),
+                (held, bounds, may_gain),
                 (!sandboxed, sandboxed, !sandboxed),
                 "{source} {options}"
             );

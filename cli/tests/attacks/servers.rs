@@ -118,21 +118,24 @@ fn other_users_get_no_statistics_of_a_server() {
     assert_eq!((mode(&control), mode(&place.path("run"))), (0o600, 0o700));
     let stat = || {
         let mut command = place.command_of(&program, &["stat", "socket"]);
-        let told = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
-        assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
-        told.err
+        let result = from_output(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        assert_eq!((result.code, result.out.as_str()), (Some(1), ""), "{}", result.err);
+        result.err
     };
     // They see neither the entry nor the control socket.
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    let told = stat();
-    assert!(told.contains("ask as its user or as root"), "{told}");
+    let result = stat();
+    assert!(result.contains("ask as its user or as root"), "{result}");
     // Even if they can reach the socket.
     fs::set_permissions(place.path("run"), fs::Permissions::from_mode(0o755)).unwrap();
-    let told = stat();
-    assert!(told.contains("the server of") && told.contains("as its owner or as root"), "{told}");
+    let result = stat();
+    assert!(
+        result.contains("the server of") && result.contains("as its owner or as root"),
+        "{result}"
+    );
     fs::set_permissions(&control, fs::Permissions::from_mode(0o666)).unwrap();
-    let told = stat();
-    assert!(told.contains("as its owner or as root"), "{told}");
+    let result = stat();
+    assert!(result.contains("as its owner or as root"), "{result}");
     let answer = as_user(NOBODY, &[], || {
         let mut stream = UnixStream::connect(&control).unwrap();
         // The server may have ended the connection already.

@@ -48,13 +48,13 @@ fn names_of_processes_reach_no_terminal_unescaped() {
         assert!(Command::new(&program).arg(&mnt).status().unwrap().success());
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    let told = from_output(trace.wait_with_output().unwrap());
+    let result = from_output(trace.wait_with_output().unwrap());
     place.expect_success(&["umount", "mnt"]);
     eventually("unmounted", || !place.is_mounted());
-    if told.code != Some(0) {
-        println!("not here: nothing can be traced here: {}", told.err);
+    if result.code != Some(0) {
+        println!("not here: nothing can be traced here: {}", result.err);
         return;
     }
-    assert!(told.out.contains(r"p\u001b[2J"), "{}", told.out);
-    assert!(is_harmless(&told.out), "{:?}", told.out);
+    assert!(result.out.contains(r"p\u001b[2J"), "{}", result.out);
+    assert!(is_harmless(&result.out), "{:?}", result.out);
 }

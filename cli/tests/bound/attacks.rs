@@ -114,7 +114,7 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
 struct HostileFileSystem {
     inner: Arc<MemoryFileSystem>,
     st_ino: u64,
-    told: Mutex<Vec<Arc<dyn Notify>>>,
+    notifiers: Mutex<Vec<Arc<dyn Notify>>>,
 }
 
 impl HostileFileSystem {
@@ -136,7 +136,7 @@ impl FileSystem for HostileFileSystem {
     }
 
     fn attach(&self, _: Origin, notify: Arc<dyn Notify>) {
-        self.told.lock().unwrap().push(notify);
+        self.notifiers.lock().unwrap().push(notify);
     }
 }
 
@@ -153,8 +153,8 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
     assert_eq!(victim >> 56, 2, "the number of a device is in its highest bits");
     let (channel, socket) = take(&managed);
     // With the number of its own device, this becomes the number of the victim.
-    let (st_ino, told) = (victim ^ 1 << 56, Mutex::default());
-    let evil = Arc::new(HostileFileSystem { inner: memory(), st_ino, told });
+    let (st_ino, notifiers) = (victim ^ 1 << 56, Mutex::default());
+    let evil = Arc::new(HostileFileSystem { inner: memory(), st_ino, notifiers });
     serve(&channel, socket, evil.clone());
     managed.shell("echo a >/x/one/a");
     let lied = number(managed.shell("stat -c %i /x/one/a"));
@@ -163,12 +163,12 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
     let (ends, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let sent = &sent;
-        let told = evil.told.lock().unwrap().clone();
-        assert!(!told.is_empty());
+        let notifiers = evil.notifiers.lock().unwrap().clone();
+        assert!(!notifiers.is_empty());
         let (channel, ends) = (&channel, &ends);
         scope.spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                for notify in &told {
+                for notify in &notifiers {
                     let _ = notify.invalidate_inode(Ino(2), Some((0, 0)));
                     let _ = notify.increment_epoch();
                     sent.fetch_add(2, Ordering::Relaxed);
@@ -187,7 +187,7 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
             }
         });
         let until_the_end = LoadStop(ends);
-        let mut told = 0;
+        let mut notifiers = 0;
         let begun = std::time::Instant::now();
         while begun.elapsed() < LIMIT {
             assert_eq!(fs::read(mnt.join("two/victim")).unwrap(), b"two");
@@ -195,10 +195,10 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
             // A thread that waits for an answer receives the notifications of that time. The application may be given
             // up.
             let _ = fs::metadata(mnt.join("one/a"));
-            told += 1;
+            notifiers += 1;
         }
         let sent = sent.load(Ordering::Relaxed);
-        assert!(told > 10 && sent > 1000, "{told} {sent}");
+        assert!(notifiers > 10 && sent > 1000, "{notifiers} {sent}");
         drop(until_the_end);
     });
     drop(channel);

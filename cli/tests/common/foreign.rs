@@ -29,7 +29,7 @@ impl ForeignServer {
         }
         let status = place.command_of(Path::new("bindfs"), &["src", "mnt"]).status().unwrap();
         assert!(status.success());
-        Some(ForeignServer::mounted(place, None))
+        Some(ForeignServer::start_mounted(place, None))
     }
 
     /// Mounts `src` on `mnt` by sshfs, from a server on a loopback port with generated keys.
@@ -74,7 +74,7 @@ impl ForeignServer {
         Some(foreign)
     }
 
-    fn mounted(place: &TestPlace, server: Option<Child>) -> ForeignServer {
+    fn start_mounted(place: &TestPlace, server: Option<Child>) -> ForeignServer {
         eventually("mounted", || place.is_mounted());
         ForeignServer::start_named(place, server)
     }

@@ -205,7 +205,7 @@ impl CompanionShared {
 
     /// Waits for a manager that takes this process with its device.
     fn find_again(&self) -> Option<(ManagerChannel<OwnedFd>, ManagerService)> {
-        let (mut pause, mut told) = (PAUSES[0], String::new());
+        let (mut pause, mut reported) = (PAUSES[0], String::new());
         loop {
             let next = Instant::now() + pause;
             while Instant::now() < next {
@@ -219,10 +219,10 @@ impl CompanionShared {
                 Ok(found) => return Some(found),
                 Err(error) => {
                     let why = error.to_string();
-                    if why != told {
+                    if why != reported {
                         log::warn!("others do not reach the device: {why}");
                     }
-                    told = why;
+                    reported = why;
                 }
             }
         }

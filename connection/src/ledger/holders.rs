@@ -44,8 +44,8 @@ impl ConnectionLedger {
     /// request.
     pub(crate) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<LockHolder> {
         let own = self.owner(request.owner);
-        let asked = LockRequest { owner: own, ..*request };
-        let known = self.usage.holders(ino, &asked);
+        let requested = LockRequest { owner: own, ..*request };
+        let known = self.usage.holders(ino, &requested);
         let exclusive = request.kind == LockKind::Flock && request.lock.typ == LockType::Write;
         let (mine, family) = self.shard(ino);
         let mut holders = Vec::new();

@@ -141,30 +141,36 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
     before.locks(file, &make_request(LockKind::Flock, open_file));
     before.locks(file, &make_request(LockKind::Posix, process));
-    let heir = before.prepare_exec(account());
+    let successor = before.prepare_exec(account());
     let mode = AccessMode::Read;
-    let legacy = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
-    assert!(!heir.holds(file.ino) && !is_open(&heir, file));
-    assert_eq!(heir.take_over(&legacy), Ok(()));
-    assert_eq!(heir.take_over(&InheritedInode { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
-    assert_eq!(heir.take_over(&InheritedInode { ino: Ino(6), ..legacy }), Err(Errno::EBADF));
-    heir.settle();
+    let inherited = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
+    assert!(!successor.holds(file.ino) && !is_open(&successor, file));
+    assert_eq!(successor.take_over(&inherited), Ok(()));
     assert_eq!(
-        heir.take_over(&InheritedInode { ino: Ino(6), fh: None, ..legacy }),
+        successor.take_over(&InheritedInode { ino: Ino(9), ..inherited }),
+        Err(Errno::ESTALE)
+    );
+    assert_eq!(
+        successor.take_over(&InheritedInode { ino: Ino(6), ..inherited }),
+        Err(Errno::EBADF)
+    );
+    successor.settle();
+    assert_eq!(
+        successor.take_over(&InheritedInode { ino: Ino(6), fh: None, ..inherited }),
         Err(Errno::EPERM)
     );
-    assert!(heir.holds(file.ino) && is_open(&heir, file) && !heir.holds(Ino(6)));
+    assert!(successor.holds(file.ino) && is_open(&successor, file) && !successor.holds(Ino(6)));
     // The program before ends: the objects of the next one stay, with their locks.
     assert_eq!(close(&before, file), Some(false));
     assert!(!before.release_flushed(file, process));
     assert_eq!((before.remove_lookups(file.ino, 1), before.remove_lookups(Ino(6), 1)), (0, 1));
-    assert!(heir.release_flushed(file, process));
+    assert!(successor.release_flushed(file, process));
     let locks = vec![(LockKind::Flock, open_file)];
     assert_eq!(
-        heir.record_close(file),
+        successor.record_close(file),
         Some(CloseOutcome { handle: FILE.fh, release: true, locks })
     );
-    assert_eq!(heir.remove_lookups(file.ino, 1), 1);
+    assert_eq!(successor.remove_lookups(file.ino, 1), 1);
 }
 
 /// TAKE_OVER believed the access mode in the request: a program of another user wrote to a file that it had inherited
@@ -174,11 +180,11 @@ fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     let before = Arc::new(ConnectionLedger::default());
     before.count_lookup(FILE.ino);
     let fh = before.record_open(FILE, false, OpenFlags(0));
-    let heir = before.prepare_exec(account());
+    let successor = before.prepare_exec(account());
     let mode = AccessMode::ReadWrite;
-    let legacy = InheritedInode { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
-    assert_eq!(heir.take_over(&legacy), Ok(()));
-    let modes = heir.modes(File { ino: FILE.ino, fh });
+    let inherited = InheritedInode { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
+    assert_eq!(successor.take_over(&inherited), Ok(()));
+    let modes = successor.modes(File { ino: FILE.ino, fh });
     assert_eq!(modes, Some(AccessModes { reads: true, writes: false }));
 }
 
@@ -188,7 +194,7 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
     let mut now = Arc::new(ConnectionLedger::default());
     now.count_lookup(FILE.ino);
     let fh = now.record_open(FILE, false, OpenFlags(0));
-    let legacy = InheritedInode {
+    let inherited = InheritedInode {
         ino: FILE.ino,
         fh: Some(fh),
         mode: AccessMode::Read,
@@ -198,16 +204,16 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
         let other = File { ino: Ino(16 + round), fh: Fh(1) };
         now.count_lookup(other.ino);
         now.record_open(other, false, OpenFlags(0));
-        let heir = now.prepare_exec(account());
-        heir.take_over(&legacy).unwrap();
-        heir.settle();
+        let successor = now.prepare_exec(account());
+        successor.take_over(&inherited).unwrap();
+        successor.settle();
         now.take_back(&AbsentFileSystem(Errno::ENOENT));
-        now = Arc::new(heir);
+        now = Arc::new(successor);
     }
     let count = |of: fn(&FamilyHoldings) -> usize| -> usize {
         now.family.shards.iter().map(|shard| of(&lock(shard))).sum()
     };
     assert_eq!((count(|f| f.lookups.len()), count(|f| f.open.len())), (1, 1));
     let lookups = lock(&now.family.shards[shard_index(FILE.ino)]).lookups[&FILE.ino];
-    assert_eq!((lookups.given, lookups.held), (1, 1));
+    assert_eq!((lookups.granted, lookups.held), (1, 1));
 }

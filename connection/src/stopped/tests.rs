@@ -202,8 +202,8 @@ fn a_lock_that_a_running_process_shares_stays() {
     scene.processes.insert(4, true);
     assert_eq!(scene.pass(LIMIT * 2), 1);
     assert_eq!(granted.try_recv(), Ok(Ok(())));
-    let told = child.getattr(&Context::new(caller), FILE, None).map(drop);
-    assert_eq!(told, Err(Errno::EIO));
+    let fetched = child.getattr(&Context::new(caller), FILE, None).map(drop);
+    assert_eq!(fetched, Err(Errno::EIO));
 }
 
 /// A client itself names the process that calls. If it names a stopped process of another user, that process must not

@@ -48,18 +48,18 @@ pub(crate) fn check(
     who: &TaskCredentials,
     access: NeededAccess,
 ) -> Result<()> {
-    check_told(mount, (node, None), who, access)
+    check_known(mount, (node, None), who, access)
 }
 
 /// Like [`check`], for an inode whose attributes may have just arrived from the file system.
-pub(crate) fn check_told(
+pub(crate) fn check_known(
     mount: &ClientMount,
-    (node, told): (&CachedInode, Option<Attr>),
+    (node, known): (&CachedInode, Option<Attr>),
     who: &TaskCredentials,
     access: NeededAccess,
 ) -> Result<()> {
     let with_acl = |decide: &mut dyn FnMut(&[u8]) -> bool| mount.with_acl(node, who, decide);
-    let attr = || told.map_or_else(|| mount.attr(node, who), Ok);
+    let attr = || known.map_or_else(|| mount.attr(node, who), Ok);
     decide(mount, node.kind(), who, access, attr, with_acl)
 }
 

@@ -387,14 +387,14 @@ fn may_remove_unseen(dir: &MountedInode, who: &TaskCredentials) -> bool {
     if !dir.mount.removes_unseen() {
         return false;
     }
-    let told = match who.has(cap::FOWNER) {
+    let known = match who.has(cap::FOWNER) {
         true => None,
         false => match dir.mount.attr(&dir.node, who) {
             Ok(attr) if attr.perm & 0o1000 == 0 => Some(attr),
             _ => return false,
         },
     };
-    access::check_told(&dir.mount, (&dir.node, told), who, NeededAccess::MODIFY_DIR).is_ok()
+    access::check_known(&dir.mount, (&dir.node, known), who, NeededAccess::MODIFY_DIR).is_ok()
 }
 
 /// Checks that `who` may remove the name of `found` from `dir`.

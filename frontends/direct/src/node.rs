@@ -50,7 +50,7 @@ pub(crate) struct CachedInode {
     /// names in a directory does not increase it.
     rights: AtomicU64,
     /// Number of notifications that others have changed the inode.
-    told: AtomicU64,
+    notifications: AtomicU64,
     /// The access time has changed since the attributes were fetched, because the file was read.
     accessed: AtomicBool,
     /// Number of mounts that cover this directory.
@@ -73,7 +73,7 @@ type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, u64);
 pub(crate) struct AttributeVersion {
     all: u64,
     rights: u64,
-    told: NotificationCounts,
+    notifications: NotificationCounts,
     /// The moment in the file system.
     moment: CallMoment,
 }
@@ -107,18 +107,18 @@ impl CachedInode {
     /// The version after a request that began at `moment`.
     pub(crate) fn version_at(&self, moment: CallMoment) -> AttributeVersion {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
-        AttributeVersion { all, rights, told: self.notification_counts(), moment }
+        AttributeVersion { all, rights, notifications: self.notification_counts(), moment }
     }
 
     fn notification_counts(&self) -> NotificationCounts {
-        (self.told.load(SeqCst), self.core.fresh.epoch())
+        (self.notifications.load(SeqCst), self.core.fresh.epoch())
     }
 
     /// Invalidates cached attributes after a change by others. Unlike the number of
     /// [`invalidate`](CachedInode::invalidate), this number never goes back when two threads call it, so that
     /// attributes which were requested before a change are never used after it.
     pub(crate) fn invalidate_by_others(&self) {
-        self.told.fetch_add(1, SeqCst);
+        self.notifications.fetch_add(1, SeqCst);
     }
 
     /// Invalidates cached attributes. Call it after the change.
@@ -158,7 +158,7 @@ impl CachedInode {
     }
 
     /// Caches attributes that arrived after `moment`, if nothing has changed since.
-    pub(crate) fn keep_told(&self, attr: &Attr, moment: CallMoment) {
+    pub(crate) fn keep_known(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
             self.keep_attr(attr, self.version_at(moment));
         }
@@ -239,10 +239,10 @@ impl CachedInode {
         fits: impl Fn(&AttributeVersion, u64, u64) -> bool,
     ) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
-        let told = self.notification_counts();
+        let notifications = self.notification_counts();
         let cached = lock(&self.cached);
         let (attr, of, lasts) = cached.attr.as_ref()?;
-        (of.told == told && fits(of, all, rights)).then_some((*attr, *lasts))
+        (of.notifications == notifications && fits(of, all, rights)).then_some((*attr, *lasts))
     }
 
     pub(crate) fn keep_acl(
@@ -260,10 +260,10 @@ impl CachedInode {
         &self,
         decide: &mut dyn FnMut(&[u8]) -> T,
     ) -> Option<Option<T>> {
-        let (rights, told) = (self.rights.load(Relaxed), self.notification_counts());
+        let (rights, notifications) = (self.rights.load(Relaxed), self.notification_counts());
         let cached = lock(&self.cached);
         let (acl, of, expires) = cached.acl.as_ref()?;
-        let fits = of.rights == rights && of.told == told && now_ns() < *expires;
+        let fits = of.rights == rights && of.notifications == notifications && now_ns() < *expires;
         fits.then(|| acl.as_deref().map(decide))
     }
 }
@@ -343,7 +343,7 @@ impl MountCore {
             cached: Mutex::default(),
             version: AtomicU64::new(0),
             rights: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            notifications: AtomicU64::new(0),
             accessed: AtomicBool::new(false),
             covers: AtomicU32::new(0),
         })

@@ -107,8 +107,8 @@ impl DirectClient {
             return opening.create(&mut walk, follow);
         }
         let (here, opened) = walk.node_to_open(follow, open)?;
-        let told = walk.recent_attributes(&here);
-        opening.open_existing(here, told, opened)
+        let known = walk.recent_attributes(&here);
+        opening.open_existing(here, known, opened)
     }
 }
 
@@ -228,7 +228,7 @@ impl PendingOpen<'_> {
     fn open_existing(
         &self,
         here: MountedInode,
-        told: Option<Attr>,
+        known: Option<Attr>,
         opened: Option<UncheckedOpen>,
     ) -> Result<Arc<FileDescription>> {
         let kind = here.node.kind();
@@ -239,7 +239,7 @@ impl PendingOpen<'_> {
             return self.path_only(here);
         }
         if !opened.as_ref().is_some_and(UncheckedOpen::is_permitted) {
-            self.check(&CallTarget::from_node_with_attr(&here, told))?;
+            self.check(&CallTarget::from_node_with_attr(&here, known))?;
         }
         match kind {
             FileKind::Directory => self.directory(CallTarget::from_node(&here)),

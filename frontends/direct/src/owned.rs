@@ -24,7 +24,7 @@ pub(crate) struct OwnedFileSystem {
     owner: ProcessOwner,
     source: String,
     /// True if this child has written the line.
-    told: AtomicBool,
+    is_reported: AtomicBool,
 }
 
 /// The file system; `None` only while it is dropped.
@@ -42,7 +42,12 @@ impl Deref for OwnedInner {
 
 impl OwnedFileSystem {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, owner: ProcessOwner, source: String) -> Self {
-        OwnedFileSystem { inner: OwnedInner(Some(fs)), owner, source, told: AtomicBool::new(false) }
+        OwnedFileSystem {
+            inner: OwnedInner(Some(fs)),
+            owner,
+            source,
+            is_reported: AtomicBool::new(false),
+        }
     }
 
     fn check_process(&self) -> Result<()> {
@@ -55,7 +60,7 @@ impl OwnedFileSystem {
 
     #[cold]
     fn report_foreign_process(&self) {
-        if self.told.swap(true, Ordering::Relaxed) {
+        if self.is_reported.swap(true, Ordering::Relaxed) {
             return;
         }
         let (source, owner, child) = (&self.source, self.owner.id(), std::process::id());

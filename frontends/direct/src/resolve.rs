@@ -80,7 +80,7 @@ enum KnownInode {
     Node {
         node: Arc<CachedInode>,
         /// The attributes, if they have just arrived from the file system.
-        told: Option<Attr>,
+        known_attr: Option<Attr>,
         /// An open file of the inode.
         fh: Option<Fh>,
     },
@@ -95,8 +95,8 @@ impl<'a> CallTarget<'a> {
     }
 
     /// Returns an inode with a node, and its attributes if they have just arrived from the file system.
-    pub fn from_node_with_attr(here: &'a MountedInode, told: Option<Attr>) -> Self {
-        CallTarget::with_parts(&here.mount, Arc::clone(&here.node), told, None)
+    pub fn from_node_with_attr(here: &'a MountedInode, known_attr: Option<Attr>) -> Self {
+        CallTarget::with_parts(&here.mount, Arc::clone(&here.node), known_attr, None)
     }
 
     /// The inode of an open file.
@@ -114,11 +114,17 @@ impl<'a> CallTarget<'a> {
     fn with_parts(
         mount: &'a Arc<ClientMount>,
         node: Arc<CachedInode>,
-        told: Option<Attr>,
+        known_attr: Option<Attr>,
         fh: Option<Fh>,
     ) -> Self {
         let (ino, kind) = (node.ino(), node.kind());
-        CallTarget { mount, ino, kind, known: KnownInode::Node { node, told, fh }, opened: None }
+        CallTarget {
+            mount,
+            ino,
+            kind,
+            known: KnownInode::Node { node, known_attr, fh },
+            opened: None,
+        }
     }
 
     fn from_resolved(
@@ -166,7 +172,9 @@ impl<'a> CallTarget<'a> {
     /// The attributes for a permission check.
     pub fn attr(&self, who: &TaskCredentials) -> Result<Attr> {
         match &self.known {
-            KnownInode::Node { told: Some(attr), .. } | KnownInode::Attr(attr, _) => Ok(*attr),
+            KnownInode::Node { known_attr: Some(attr), .. } | KnownInode::Attr(attr, _) => {
+                Ok(*attr)
+            }
             KnownInode::Node { node, fh, .. } => self.mount.attr_of(node, *fh, who),
         }
     }
@@ -182,8 +190,8 @@ impl<'a> CallTarget<'a> {
     /// Checks whether `who` has `access`; see [`access::check`].
     pub fn check(&self, who: &TaskCredentials, access: NeededAccess) -> Result<()> {
         match &self.known {
-            KnownInode::Node { node, told, .. } => {
-                access::check_told(self.mount, (node, *told), who, access)
+            KnownInode::Node { node, known_attr, .. } => {
+                access::check_known(self.mount, (node, *known_attr), who, access)
             }
             KnownInode::Attr(attr, _) => {
                 access::check_attr(self.mount, self.ino, attr, who, access)
@@ -219,7 +227,7 @@ impl<'a> CallTarget<'a> {
             KnownInode::Node { node, .. } => node,
             KnownInode::Attr(attr, moment) => {
                 let node = self.mount.core.node(self.ino, self.kind, 0);
-                node.keep_told(&attr, moment);
+                node.keep_known(&attr, moment);
                 node
             }
         };

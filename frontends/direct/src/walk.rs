@@ -104,7 +104,7 @@ pub(crate) struct PathWalk<'a> {
     /// The file at the end of the path, if it was opened so. It is released before its inode is forgotten.
     opened: Option<UncheckedOpen>,
     /// The inode that was looked up last, with its attributes.
-    told: Cell<Option<(Arc<CachedInode>, ReachedAttributes)>>,
+    reached: Cell<Option<(Arc<CachedInode>, ReachedAttributes)>>,
     /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
     by_names: Option<(WalkBegin, &'a [u8])>,
     /// True if the position is a directory that the caller may search, as a walk has found lately.
@@ -160,7 +160,7 @@ impl DirectClient {
             resolve: ResolveFlags::default(),
             follow_last: false,
             entered: false,
-            told: Cell::default(),
+            reached: Cell::default(),
             open: None,
             opened: None,
             by_names: None,
@@ -228,8 +228,8 @@ impl<'a> PathWalk<'a> {
             self.by_names = Some((begin, path));
             return false;
         };
-        let told = found.attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Lately);
-        self.told.set(Some((Arc::clone(&found.node), told)));
+        let reached = found.attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Lately);
+        self.reached.set(Some((Arc::clone(&found.node), reached)));
         self.at =
             WalkPosition::Inside(MountedInode { node: found.node, mount: Arc::clone(&here.mount) });
         self.may_search = true;
@@ -371,8 +371,13 @@ impl<'a> PathWalk<'a> {
                 return Err(Errno::ENOTDIR.into());
             }
             if !std::mem::take(&mut self.may_search) {
-                let told = self.recent_attributes(&here);
-                access::check_told(&here.mount, (&here.node, told), self.who, NeededAccess::EXEC)?;
+                let reached = self.recent_attributes(&here);
+                access::check_known(
+                    &here.mount,
+                    (&here.node, reached),
+                    self.who,
+                    NeededAccess::EXEC,
+                )?;
             }
             if component.last {
                 self.keep_leap(&here);
@@ -394,12 +399,12 @@ impl<'a> PathWalk<'a> {
             }
             ComponentKind::DotDot => self.walk_to_parent(&here),
             ComponentKind::Name => {
-                let (node, told, until) =
+                let (node, reached, until) =
                     here.mount.pass(&here.node, component.name()?, self.who)?;
                 if let Some((begin, _)) = &mut self.by_names {
                     begin.pass(until);
                 }
-                let found = self.enter_found(&here, node, told)?;
+                let found = self.enter_found(&here, node, reached)?;
                 if !Arc::ptr_eq(&found.mount, &here.mount) {
                     self.by_names = None;
                 }
@@ -431,9 +436,9 @@ impl<'a> PathWalk<'a> {
         &self,
         dir: &MountedInode,
         node: Arc<CachedInode>,
-        told: ReachedAttributes,
+        reached: ReachedAttributes,
     ) -> Result<MountedInode> {
-        self.told.set(Some((Arc::clone(&node), told)));
+        self.reached.set(Some((Arc::clone(&node), reached)));
         self.topmost(MountedInode { node, mount: Arc::clone(&dir.mount) })
     }
 
@@ -454,11 +459,11 @@ impl<'a> PathWalk<'a> {
     }
 
     fn find_reached_attributes(&self, here: &MountedInode) -> ReachedAttributes {
-        let last = self.told.take();
-        let told = last.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
-        let told = told.map_or(ReachedAttributes::Nothing, |(_, told)| *told);
-        self.told.set(last);
-        told
+        let last = self.reached.take();
+        let reached = last.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
+        let reached = reached.map_or(ReachedAttributes::Nothing, |(_, reached)| *reached);
+        self.reached.set(last);
+        reached
     }
 
     fn topmost(&self, mut here: MountedInode) -> Result<MountedInode> {

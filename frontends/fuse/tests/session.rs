@@ -909,8 +909,8 @@ fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
         assert!(attributes.is_file() && attributes.created().is_err(), "{name}");
     }
     let snapshot = mount.session.as_ref().unwrap().statistics().snapshot();
-    let asked = snapshot.ops.iter().find(|row| row.op == defuse_probe::Op::STATX);
-    assert_eq!(asked.map(|row| row.latency.count), Some(1));
+    let requested = snapshot.ops.iter().find(|row| row.op == defuse_probe::Op::STATX);
+    assert_eq!(requested.map(|row| row.latency.count), Some(1));
     assert!(mount.end().1);
 }
 

@@ -82,9 +82,9 @@ impl TransportUpgrade for LaneOffers {
         };
         let (memory, fd) = MappedMemory::new().map_err(errno)?;
         offer(&*port, Some(fd.as_fd()))?;
-        let desk = LaneServer::new(memory);
+        let lane_server = LaneServer::new(memory);
         let blocks =
-            LaneBlocks { desk, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
+            LaneBlocks { lane_server, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
         Ok(Arc::new(LaneSource { messages, blocks: Arc::new(blocks) }))
     }
 }
@@ -104,7 +104,7 @@ fn offer(port: &dyn RequestPort, block: Option<BorrowedFd<'_>>) -> Result<()> {
 
 /// The lanes of a connection.
 struct LaneBlocks {
-    desk: LaneServer<MappedMemory>,
+    lane_server: LaneServer<MappedMemory>,
     uid: u32,
     offers: LaneOffers,
     places: Mutex<Vec<BlockReservation>>,
@@ -114,7 +114,7 @@ impl LaneBlocks {
     /// Adds a further block, unless most of the memory for lanes is in use.
     fn add(&self) -> Option<OwnedFd> {
         let place = self.offers.admit(self.uid, 2)?;
-        let added = self.desk.add_block();
+        let added = self.lane_server.add_block();
         let fd = added.inspect_err(|error| log::debug!("no further lanes: {error}")).ok()?;
         lock(&self.places).push(place);
         Some(fd)
@@ -171,15 +171,15 @@ impl RequestSource for LaneSource {
     }
 
     fn lanes(&self) -> Option<ServerLaneCounts> {
-        let LaneServerCounts { lanes, taken, open } = self.blocks.desk.snapshot_counts();
-        let told = |which| self.blocks.desk.read_client_counter(which);
+        let LaneServerCounts { lanes, taken, open } = self.blocks.lane_server.snapshot_counts();
+        let counter_of = |which| self.blocks.lane_server.read_client_counter(which);
         Some(ServerLaneCounts {
             used: lanes,
             requests: taken,
             unanswered: open,
-            bells: told(ClientCounter::Bells),
-            sleeps: told(ClientCounter::Sleeps),
-            page_reads: told(ClientCounter::PageReads),
+            bells: counter_of(ClientCounter::Bells),
+            sleeps: counter_of(ClientCounter::Sleeps),
+            page_reads: counter_of(ClientCounter::PageReads),
         })
     }
 }
@@ -198,7 +198,7 @@ struct LanePort {
 
 impl LanePort {
     fn server(&self) -> &LaneServer<MappedMemory> {
-        &self.blocks.desk
+        &self.blocks.lane_server
     }
 
     /// The next request of any lane.

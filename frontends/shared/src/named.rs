@@ -88,28 +88,30 @@ impl NameMemories {
         let (uid, mut groups) = (who.uid, who.groups.clone());
         groups.sort_unstable();
         groups.dedup();
-        let is_theirs = |board: &&Arc<NameMemory>| board.uid == uid && board.groups == groups;
-        if let Some(board) = self.lock_memories().iter().find(is_theirs) {
-            return Some(Arc::clone(board));
+        let is_theirs =
+            |name_memory: &&Arc<NameMemory>| name_memory.uid == uid && name_memory.groups == groups;
+        if let Some(name_memory) = self.lock_memories().iter().find(is_theirs) {
+            return Some(Arc::clone(name_memory));
         }
-        let mut boards = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(board) = boards.iter().find(is_theirs) {
-            return Some(Arc::clone(board));
+        let mut name_memories = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name_memory) = name_memories.iter().find(is_theirs) {
+            return Some(Arc::clone(name_memory));
         }
-        let of_user = boards.iter().filter(|board| board.uid == uid).count();
-        if of_user >= MOST_OF_USER || boards.len() >= MOST {
-            let is_of_user = |board: &NameMemory| of_user < MOST_OF_USER || board.uid == uid;
-            let unused = boards
-                .iter()
-                .position(|board| Arc::strong_count(board) == 1 && is_of_user(board))?;
-            boards.remove(unused);
+        let of_user = name_memories.iter().filter(|name_memory| name_memory.uid == uid).count();
+        if of_user >= MOST_OF_USER || name_memories.len() >= MOST {
+            let is_of_user =
+                |name_memory: &NameMemory| of_user < MOST_OF_USER || name_memory.uid == uid;
+            let unused = name_memories.iter().position(|name_memory| {
+                Arc::strong_count(name_memory) == 1 && is_of_user(name_memory)
+            })?;
+            name_memories.remove(unused);
         }
         let names =
             NameWriter::new().map_err(|error| log::warn!("no names in memory: {error}")).ok()?;
         let inodes = std::array::from_fn(|_| Mutex::default());
-        let board = NameMemory { uid, groups, names, versions: Arc::clone(versions), inodes };
-        boards.push(Arc::new(board));
-        boards.last().cloned()
+        let name_memory = NameMemory { uid, groups, names, versions: Arc::clone(versions), inodes };
+        name_memories.push(Arc::new(name_memory));
+        name_memories.last().cloned()
     }
 
     fn lock_memories(&self) -> RwLockReadGuard<'_, Vec<Arc<NameMemory>>> {
@@ -118,7 +120,9 @@ impl NameMemories {
 
     /// True if a published name leads to the inode.
     pub(crate) fn has_name_of(&self, ino: Ino) -> bool {
-        self.lock_memories().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
+        self.lock_memories()
+            .iter()
+            .any(|name_memory| name_memory.inodes(ino.0).contains_key(&ino.0))
     }
 
     /// Publishes the attributes of an inode, with the names that lead to it.
@@ -133,10 +137,10 @@ impl NameMemories {
         // Attributes that change meanwhile are newer than the version, with which no client uses them.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encode_attributes(&attr, (fs, cx), ino);
-        for board in self.lock_memories().iter() {
-            let inodes = board.inodes(ino.0);
+        for name_memory in self.lock_memories().iter() {
+            let inodes = name_memory.inodes(ino.0);
             for place in inodes.get(&ino.0).iter().flat_map(|places| places.slots()) {
-                board.names.publish_attributes(place, ino.0, moment, &attributes);
+                name_memory.names.publish_attributes(place, ino.0, moment, &attributes);
             }
         }
     }
@@ -148,11 +152,11 @@ fn encode_attributes(
     (fs, cx): (&dyn FileSystem, &Context<'_>),
     ino: Ino,
 ) -> [u8; ATTRIBUTES] {
-    let mut told = encode_published_attr(attr);
+    let mut stamps = encode_published_attr(attr);
     if fs.listxattr(cx, ino, 0) == Ok(Xattr::Size(0)) {
-        told.flags |= PublishedAttr::NO_XATTRS;
+        stamps.flags |= PublishedAttr::NO_XATTRS;
     }
-    zerocopy::transmute!(told)
+    zerocopy::transmute!(stamps)
 }
 
 impl NameMemory {
@@ -166,8 +170,8 @@ impl NameMemory {
 
     fn holds(&self, named: &ResolvedName) -> bool {
         let version = |thing| self.versions.version_of(thing);
-        version(VersionedItem::Name(named.dir, named.name())) == Some(named.told.name)
-            && version(VersionedItem::Rights(named.dir)) == Some(named.told.rights)
+        version(VersionedItem::Name(named.dir, named.name())) == Some(named.stamps.name)
+            && version(VersionedItem::Rights(named.dir)) == Some(named.stamps.rights)
     }
 
     fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, InodePlaces>> {
@@ -207,20 +211,20 @@ impl NameSource for NameMemory {
         }
         let LookupVersions { all, name, rights } = before;
         // A name that has changed since has another version now, with which no client uses it.
-        let mut told = NameVersions { name, rights, attributes: AttributeStamp::default() };
+        let mut stamps = NameVersions { name, rights, attributes: AttributeStamp::default() };
         let mut known = None;
         if let Some((ino, found)) = inode {
             let Some(version) = self.versions.version_of(VersionedItem::Attributes(ino.0)) else {
                 return;
             };
-            told.attributes = AttributeStamp::now(version);
+            stamps.attributes = AttributeStamp::now(version);
             // Attributes that are read now have this version, or are newer and no client uses them either.
             let same = all.is_some() && self.versions.global_version() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
             known = Some((ino.0, encode_attributes(&attr, (fs, cx), ino)));
         }
-        let found = FoundName { told, open_to_all, inode: known };
+        let found = FoundName { stamps, open_to_all, inode: known };
         // A client that reads the name may name the inode. The account is locked, so that the next change of the slot
         // finds this inode there.
         let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));

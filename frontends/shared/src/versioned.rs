@@ -32,7 +32,7 @@ const UNTOLD: usize = 4096;
 pub struct VersionedFileSystem {
     inner: Arc<dyn FileSystem>,
     versions: Arc<VersionWriter>,
-    boards: NameMemories,
+    name_memories: NameMemories,
     /// Inodes of which a read does not change the access time, for less than a day.
     settled: InodeVersionSet,
     /// Inodes whose attributes are published when a changed open file is closed.
@@ -104,13 +104,13 @@ impl VersionedFileSystem {
         }
         let versions =
             VersionWriter::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
-        let (versions, boards) = (Arc::new(versions), NameMemories::default());
+        let (versions, name_memories) = (Arc::new(versions), NameMemories::default());
         let names = std::array::from_fn(|_| Mutex::default());
         let (settled, untold) = (InodeVersionSet::default(), UnreportedInodes::default());
         Some(Arc::new(VersionedFileSystem {
             inner,
             versions,
-            boards,
+            name_memories,
             settled,
             untold,
             names,
@@ -186,8 +186,8 @@ impl VersionedFileSystem {
 
     /// Publishes the attributes of an inode after a change, if clients got them before.
     fn publish_attributes(&self, cx: &Context<'_>, ino: Ino) {
-        if self.boards.has_name_of(ino) {
-            self.boards.publish_attributes(&self.versions, ino, (&*self.inner, cx));
+        if self.name_memories.has_name_of(ino) {
+            self.name_memories.publish_attributes(&self.versions, ino, (&*self.inner, cx));
         }
     }
 
@@ -239,7 +239,7 @@ impl VersionSource for VersionedFileSystem {
     }
 
     fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>> {
-        self.boards.memory_for(who, &self.versions).map(|board| board as _)
+        self.name_memories.memory_for(who, &self.versions).map(|name_memory| name_memory as _)
     }
 }
 
@@ -334,7 +334,7 @@ impl FileSystem for VersionedFileSystem {
             None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
         };
         // A program that changes an open file often makes further changes to it, as tar does.
-        let later = fh.is_some() && (!self.boards.has_name_of(ino) || self.untold.add(ino));
+        let later = fh.is_some() && (!self.name_memories.has_name_of(ino) || self.untold.add(ino));
         if !later {
             self.publish_attributes(cx, ino);
         }

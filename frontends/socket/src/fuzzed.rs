@@ -355,29 +355,30 @@ impl World {
         }
         let (uid, groups) = script.choose_one_of(&USERS[2..]);
         let credentials = PeerCredentials { pid: 1, uid, groups: groups.to_vec() };
-        let heir = player.peer.connection.prepare_exec(credentials);
+        let successor = player.peer.connection.prepare_exec(credentials);
         let mut taken = (vec![Ino::ROOT], Vec::new());
         for file in open {
             let mode =
                 script.choose_one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
             let (ino, fh) = (file.file.ino, Some(file.file.fh));
-            if heir.take_over(&InheritedInode { ino, fh, mode, process_locks: false }).is_ok() {
+            if successor.take_over(&InheritedInode { ino, fh, mode, process_locks: false }).is_ok()
+            {
                 taken.0.push(ino);
                 let reads = file.reads && mode != AccessMode::Write;
                 let writes = file.writes && mode != AccessMode::Read;
                 taken.1.push(Opened { reads, writes, ..file });
             }
         }
-        heir.settle();
-        self.join(heir, taken.0, taken.1);
+        successor.settle();
+        self.join(successor, taken.0, taken.1);
     }
 
     /// Makes a request, and judges its outcome.
     fn request(&mut self, who: usize, ino: Ino, body: RequestBody<'_>) -> Result<()> {
         let before = self.list_inodes();
         let victim = match body {
-            RequestBody::Unlink { name } | RequestBody::Rmdir { name } => self.named(ino, name),
-            RequestBody::Rename2 { name, .. } => self.named(ino, name),
+            RequestBody::Unlink { name } | RequestBody::Rmdir { name } => self.look_up(ino, name),
+            RequestBody::Rename2 { name, .. } => self.look_up(ino, name),
             _ => None,
         };
         self.unique += 2;
@@ -408,7 +409,7 @@ impl World {
     }
 
     /// The attributes of a name, looked up by root.
-    fn named(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+    fn look_up(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
         let cx = root();
         let found = self.fs.lookup(&cx, dir, Name::new(name).ok()?).ok()?;
         self.fs.forget(found.ino, 1);
@@ -437,7 +438,7 @@ impl World {
 
     /// Records the inodes and open files in a reply to the client.
     fn note(&mut self, who: usize, ino: Ino, body: &RequestBody<'_>, reply: &RequestAnswer) {
-        let mut given = Vec::new();
+        let mut granted = Vec::new();
         let player = &mut self.players[who];
         let mut opened = |ino, fh, flags: u32| {
             let flags = OpenFlags(flags);
@@ -449,14 +450,14 @@ impl World {
             | RequestBody::Mknod { .. }
             | RequestBody::Mkdir { .. }
             | RequestBody::Symlink { .. }
-            | RequestBody::Link { .. } => given.push(entry(&reply.bytes)),
+            | RequestBody::Link { .. } => granted.push(entry(&reply.bytes)),
             RequestBody::Create { args, .. } => {
                 let made = entry(&reply.bytes);
                 let (out, _) =
                     abi::OpenOut::read_from_prefix(&reply.bytes[size_of::<abi::EntryOut>()..])
                         .expect("CREATE answers with an open file");
                 opened(Ino(made.nodeid), out.fh, args.flags);
-                given.push(made);
+                granted.push(made);
             }
             RequestBody::Open(args) => {
                 let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("an open file");
@@ -466,7 +467,7 @@ impl World {
                 let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("a directory");
                 opened(ino, out.fh, 0);
             }
-            RequestBody::Readdirplus(_) => given.extend(listed(&reply.bytes)),
+            RequestBody::Readdirplus(_) => granted.extend(decode_listed(&reply.bytes)),
             RequestBody::Setupmapping(args) => {
                 let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
                 let memory = reply.fd.as_ref().expect("a mapping has memory");
@@ -479,7 +480,7 @@ impl World {
             }
             _ => {}
         }
-        for entry in given.into_iter().filter(|entry| entry.nodeid != 0) {
+        for entry in granted.into_iter().filter(|entry| entry.nodeid != 0) {
             self.inodes.insert(Ino(entry.nodeid));
             self.players[who].inodes.push(Ino(entry.nodeid));
         }
@@ -594,7 +595,8 @@ impl User<'_> {
             RequestBody::Read(args) => has(args.fh, |open| open.reads),
             RequestBody::Write { args, .. } => has(args.fh, |open| open.writes),
             RequestBody::Readdirplus(_) => {
-                self.may(attr(ino), EXEC) || listed(&reply.bytes).iter().all(|one| one.nodeid == 0)
+                self.may(attr(ino), EXEC)
+                    || decode_listed(&reply.bytes).iter().all(|one| one.nodeid == 0)
             }
             RequestBody::Setxattr { name, .. } => {
                 name.starts_with(b"user.") && self.may(attr(ino), WRITE)
@@ -614,7 +616,7 @@ fn entry(bytes: &[u8]) -> abi::EntryOut {
     abi::EntryOut::read_from_prefix(bytes).expect("the answer is an entry").0
 }
 
-fn listed(mut bytes: &[u8]) -> Vec<abi::EntryOut> {
+fn decode_listed(mut bytes: &[u8]) -> Vec<abi::EntryOut> {
     let mut entries = Vec::new();
     while let Ok((item, _)) = abi::Direntplus::read_from_prefix(bytes) {
         entries.push(item.entry_out);

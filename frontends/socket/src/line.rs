@@ -88,10 +88,10 @@ impl RequestPort for MessagePort {
 
 /// The options of a session over a socket, beside which there may be shared memory: nothing that needs a device, and
 /// messages that fit. The server keeps the locks, because its clients do not know each other.
-pub(crate) fn options(asked: &SessionOptions, has_memory: bool) -> SessionOptions {
+pub(crate) fn options(requested: &SessionOptions, has_memory: bool) -> SessionOptions {
     let most = if has_memory { SHARED_IO_MAX } else { SOCKET_IO_MAX };
     SessionOptions {
-        max_write: asked.max_write.min(most),
+        max_write: requested.max_write.min(most),
         writeback: false,
         clone_fd: false,
         splice: SpliceLimits::NEVER,
@@ -100,7 +100,7 @@ pub(crate) fn options(asked: &SessionOptions, has_memory: bool) -> SessionOption
         atomic_o_trunc: true,
         forward_locks: true,
         answers_parents: true,
-        ..asked.clone()
+        ..requested.clone()
     }
 }
 

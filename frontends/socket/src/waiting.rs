@@ -342,9 +342,10 @@ impl ServerShared {
             peer.connection.close();
             return false;
         }
-        let is_told = answer(socket, unique, 0).is_ok() && self.waiting.add(socket, number).is_ok();
+        let is_notified =
+            answer(socket, unique, 0).is_ok() && self.waiting.add(socket, number).is_ok();
         // The client is gone. At the end of the server, another thread may have handled it.
-        let is_ours = !is_told && lock(&self.clients).take_stage(number).is_some();
+        let is_ours = !is_notified && lock(&self.clients).take_stage(number).is_some();
         if is_ours {
             self.part(&peer, own);
         }
@@ -379,17 +380,17 @@ impl ServerShared {
             let PeerCredentials { pid, uid, .. } = credentials;
             return Ok(ConnectionWork::Other(Arc::clone(others), PeerProcess { pid, uid }));
         }
-        let Some(ConnectionNumbers { heir_of, own }) = names else {
+        let Some(ConnectionNumbers { predecessor, own }) = names else {
             return Err(RefusedConnection::with_reason("has connected and does not send INIT"));
         };
         if clients.named.contains_key(&own) {
             return Err(RefusedConnection::with_reason("has chosen a number that is taken"));
         }
-        let connection = match clients.named.get(&heir_of).filter(|_| heir_of != 0) {
+        let connection = match clients.named.get(&predecessor).filter(|_| predecessor != 0) {
             // A program has only the rights of the user as which it begins.
             Some(peer) => peer.connection.prepare_exec(credentials),
             None if !admitted => return Err(RefusedConnection::with_reason("is not admitted")),
-            None if heir_of != 0 => {
+            None if predecessor != 0 => {
                 return Err(RefusedConnection::with_reason(
                     "is the heir of a connection that has ended",
                 ));

@@ -168,8 +168,8 @@ mod tests {
             let set = |file, owner, typ| fs.setlk(&cx(), file, &write_lock(kind, owner, typ));
             assert_eq!(set(one, 1, LockType::Write), Ok(()));
             assert_eq!(set(other, 2, LockType::Write), Err(Errno::EAGAIN));
-            let asked = write_lock(kind, 2, LockType::Read);
-            assert!(fs.getlk(&cx(), other, &asked).unwrap().is_some());
+            let requested = write_lock(kind, 2, LockType::Read);
+            assert!(fs.getlk(&cx(), other, &requested).unwrap().is_some());
             fs.flush(&cx(), one, LockOwner(1)).unwrap();
             let flock_owner = Some(LockOwner(1));
             let args = ReleaseArgs { flock_owner, ..ReleaseArgs::default() };

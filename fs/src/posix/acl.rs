@@ -117,7 +117,7 @@ impl Acl {
     /// Turns this default ACL into the access ACL of a new file created with `perm`. Each class
     /// keeps the bits that both grant. Returns the permission bits of the file.
     pub fn inherit(&mut self, perm: u32) -> u32 {
-        self.restrict(perm, |old, asked| old & asked);
+        self.restrict(perm, |old, requested| old & requested);
         perm & !0o777 | self.perm()
     }
 

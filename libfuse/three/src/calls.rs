@@ -261,7 +261,7 @@ pub unsafe extern "C" fn fuse_session_reset(session: *mut c_void) {
 /// `session` is a handle or null.
 pub unsafe extern "C" fn fuse_session_fd(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted);
+    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted_device);
     mounted.map_or(-1, |mounted| mounted.fd)
 }
 

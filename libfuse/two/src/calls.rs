@@ -287,7 +287,7 @@ pub unsafe extern "C" fn fuse_session_next_chan(
     chan: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted);
+    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted_device);
     let mounted = mounted.filter(|_| chan.is_null());
     mounted.map_or(null_mut(), |mounted| Arc::as_ptr(&mounted).cast_mut().cast())
 }
@@ -508,7 +508,7 @@ pub(crate) unsafe fn tear_down(fuse: *mut c_void) {
     unsafe {
         fuse_remove_signal_handlers(fuse);
         if let Some(handle) = handle::of(fuse) {
-            if let Some(mounted) = handle.mounted() {
+            if let Some(mounted) = handle.mounted_device() {
                 forget_mount(|other| Arc::ptr_eq(other, &mounted));
             }
             handle.unmount();

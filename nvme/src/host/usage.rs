@@ -68,7 +68,7 @@ impl SysfsHost {
             let number = std::fs::read_to_string(directory.join("dev")).unwrap_or_default();
             let node = format!("/dev/{part}");
             for line in mounts.lines() {
-                if let Some(place) = mounted(line, number.trim(), &node) {
+                if let Some(place) = parse_mount(line, number.trim(), &node) {
                     users.push(format!("{part} is mounted at {place}"));
                 }
             }
@@ -102,7 +102,7 @@ impl SysfsHost {
 }
 
 /// The mount point in a line of mountinfo, if it mounts the device with this number (`259:1`) or node.
-fn mounted(line: &str, number: &str, node: &str) -> Option<String> {
+fn parse_mount(line: &str, number: &str, node: &str) -> Option<String> {
     let (before, after) = line.split_once(" - ")?;
     let fields: Vec<&str> = before.split(' ').collect();
     let source = after.split(' ').nth(1)?;
@@ -128,9 +128,9 @@ mod tests {
     fn a_mount_is_found_by_number_or_by_node() {
         let line = "36 35 259:2 / /mnt\\0401 rw,noatime shared:1 - ext4 /dev/nvme0n1p2 rw";
         let place = Some("/mnt\\0401".to_owned());
-        assert_eq!(mounted(line, "259:2", "/dev/other"), place);
-        assert_eq!(mounted(line, "0:5", "/dev/nvme0n1p2"), place);
-        assert_eq!(mounted(line, "", "/dev/nvme0n1"), None);
-        assert_eq!(mounted("garbage - x", "259:2", "/dev/x"), None);
+        assert_eq!(parse_mount(line, "259:2", "/dev/other"), place);
+        assert_eq!(parse_mount(line, "0:5", "/dev/nvme0n1p2"), place);
+        assert_eq!(parse_mount(line, "", "/dev/nvme0n1"), None);
+        assert_eq!(parse_mount("garbage - x", "259:2", "/dev/x"), None);
     }
 }

@@ -19,7 +19,7 @@ const PLAN: usize = 16;
 /// Where it is noted that there is a directory of nodes.
 pub const NODES: usize = 4;
 /// Notes which warnings were printed.
-pub const TOLD: usize = 8;
+pub const REPORTED: usize = 8;
 /// Where calls are counted that may have made a path lead to another directory.
 pub const PATH_CHANGES: usize = 12;
 
@@ -183,7 +183,7 @@ mod tests {
         let fields = [
             (0, 4),
             (NODES, 4),
-            (TOLD, 4),
+            (REPORTED, 4),
             (PATH_CHANGES, 4),
             (COUNTERS, CALLS * 24),
             (SITE_COUNTERS, SITES * 24),

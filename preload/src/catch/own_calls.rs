@@ -30,7 +30,7 @@ pub fn replace(process: &'static RunProcess) {
             continue;
         };
         let Some(own) = find(process, path) else {
-            if process.shared.is_new_program(mark ^ TOLD) {
+            if process.shared.is_new_program(mark ^ REPORTED) {
                 warn_of_unreadable(&object.path);
             }
             continue;
@@ -42,7 +42,7 @@ pub fn replace(process: &'static RunProcess) {
         REPLACED.lock().push(mark);
         let replaced = patch::patch_one(&object, &own.sites, entry::address());
         let is_missing = own.left + own.sites.len() > replaced;
-        if is_missing && process.shared.is_new_program(mark ^ TOLD) {
+        if is_missing && process.shared.is_new_program(mark ^ REPORTED) {
             warn_of_own_calls(process, &object.path);
         }
     }
@@ -91,7 +91,7 @@ pub fn check_library(process: &'static RunProcess, name: &[u8]) {
         return;
     };
     // A loaded library was replaced, and a file with a warning needs no second look.
-    if REPLACED.lock().contains(&mark) || process.shared.is_known_program(mark ^ TOLD) {
+    if REPLACED.lock().contains(&mark) || process.shared.is_known_program(mark ^ REPORTED) {
         return;
     }
     let Some(own) = find(process, &path) else { return };
@@ -99,7 +99,7 @@ pub fn check_library(process: &'static RunProcess, name: &[u8]) {
         && process.plan.objects.iter().any(|object| object.build_id == own.build_id);
     if own.is_clean() || is_planned {
         process.shared.is_new_program(mark);
-    } else if process.shared.is_new_program(mark ^ TOLD) {
+    } else if process.shared.is_new_program(mark ^ REPORTED) {
         warn_of_own_calls(process, &path);
     }
 }
@@ -108,7 +108,7 @@ pub fn check_library(process: &'static RunProcess, name: &[u8]) {
 static REPLACED: FutexLock<Vec<u64>> = FutexLock::new(Vec::new());
 
 /// The difference between the mark of a file without calls of its own and the mark of a file with a warning.
-const TOLD: u64 = 1 << 63;
+const REPORTED: u64 = 1 << 63;
 
 /// A number for the file at this path.
 fn mark(path: &[u8]) -> Option<u64> {
@@ -120,7 +120,7 @@ fn mark(path: &[u8]) -> Option<u64> {
     let words = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
     // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of `exec_warnings`.
     let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
-    Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !TOLD).max(1))
+    Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !REPORTED).max(1))
 }
 
 /// The system calls that a file makes itself.

@@ -178,9 +178,9 @@ impl RelayFileSystem {
         }))
     }
 
-    fn inheritance(&self) -> Result<ConnectionHandover, String> {
+    fn hand_over(&self) -> Result<ConnectionHandover, String> {
         let made =
-            self.inner.now().with_state(ConnectionHandover::inheritance, RemoteClient::inheritance);
+            self.inner.now().with_state(ConnectionHandover::hand_over, RemoteClient::hand_over);
         made.map_err(|error| error.to_string())
     }
 
@@ -192,7 +192,7 @@ impl RelayFileSystem {
             self.report_reads();
             ChildConnection::WhenUsed
         } else {
-            self.inheritance().map_or(ChildConnection::Unknown, ChildConnection::Made)
+            self.hand_over().map_or(ChildConnection::Unknown, ChildConnection::Made)
         };
     }
 
@@ -219,11 +219,11 @@ impl RelayFileSystem {
     }
 
     /// A connection for the next program of this process, which takes over these things alone.
-    pub fn prepare_exec(&self, legacies: &[InodeHandover]) -> Option<HandoverClient> {
+    pub fn prepare_exec(&self, handovers: &[InodeHandover]) -> Option<HandoverClient> {
         let own = self.inner.now();
         own.with_state(
-            |inherited| inherited.prepare_exec(legacies),
-            |begun| begun.prepare_exec(legacies),
+            |inherited| inherited.prepare_exec(handovers),
+            |begun| begun.prepare_exec(handovers),
         )
         .ok()
     }
@@ -266,7 +266,7 @@ impl RelayFileSystem {
             match std::mem::replace(&mut *self.next.lock(), ChildConnection::Unknown) {
                 ChildConnection::Made(next) => (next, false),
                 // The fork went past this library.
-                ChildConnection::Unknown => (self.inheritance()?, false),
+                ChildConnection::Unknown => (self.hand_over()?, false),
                 ChildConnection::WhenUsed => {
                     let made = parents.with_state(
                         |inherited| Ok(inherited.hand_over_when_used(take_owned(socket))),

@@ -103,8 +103,8 @@ pub fn task_at_start() -> Option<ClientTask> {
     let mut limit: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_FSIZE as u64, 0, &raw mut limit as u64, 0, 0];
     // SAFETY: prlimit64 fills the record.
-    let told = sys::check(unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) });
-    let is_limited = told.is_ok() && limit.rlim_cur != libc::RLIM_INFINITY;
+    let result = sys::check(unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) });
+    let is_limited = result.is_ok() && limit.rlim_cur != libc::RLIM_INFINITY;
     task.set_file_size_limit(is_limited.then_some(limit.rlim_cur));
     Some(task)
 }

@@ -43,11 +43,11 @@ impl OutgoingState {
         let (closed, kept): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
         let inherited = ExecHandover::prepare(process, &closed, &kept);
-        let next = |(mount, legacies): (usize, &Vec<InodeHandover>)| {
-            NextConnection::new(process, mount, legacies)
+        let next = |(mount, handovers): (usize, &Vec<InodeHandover>)| {
+            NextConnection::new(process, mount, handovers)
         };
-        let heirs = inherited.legacies.iter().enumerate().filter_map(next).collect();
-        let mut writer = StateWriter { process, inherited, heirs, lower: Vec::new() };
+        let successors = inherited.handovers.iter().enumerate().filter_map(next).collect();
+        let mut writer = StateWriter { process, inherited, successors, lower: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own_slot();
         let (next_id, cwd) = (process.client.next_file_id(), writer.cwd());
@@ -61,7 +61,7 @@ impl OutgoingState {
         let mut text = format!("{limit} {next_id} {slot} {slot_fd} {users} {cwd}\n");
         let lines = writer.lines(&kept);
         let mut descriptors = writer.lower;
-        for NextConnection { mount, client, fd, lanes, .. } in writer.heirs {
+        for NextConnection { mount, client, fd, lanes, .. } in writer.successors {
             let (fd_number, known) = (fd.as_raw_fd(), client.to_text());
             let lanes_number = lanes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
             text += &format!("@ {mount} {fd_number} {lanes_number} {known}\n");
@@ -78,7 +78,7 @@ type NumberedEntry = (i32, Arc<DescriptorEntry>);
 /// The things that the next program's connections take over, and where.
 struct ExecHandover {
     /// Of each mount.
-    legacies: Vec<Vec<InodeHandover>>,
+    handovers: Vec<Vec<InodeHandover>>,
     /// The mount of each open file, and its place among the files that are handed over. Duplicates are one open file.
     entries: HashMap<*const DescriptorEntry, (usize, usize)>,
     cwd: Option<(usize, usize)>,
@@ -97,8 +97,8 @@ impl ExecHandover {
         };
         let closed: HashSet<(usize, Ino)> = files.filter_map(inode).collect();
 
-        let legacies = vec![Vec::new(); process.mounts.len()];
-        let mut all = ExecHandover { legacies, entries: HashMap::new(), cwd: None };
+        let handovers = vec![Vec::new(); process.mounts.len()];
+        let mut all = ExecHandover { handovers, entries: HashMap::new(), cwd: None };
         if let Some((mount, ino)) = process.task().cwd().working_directory()
             && let Some(mount) = process.index_of(mount)
         {
@@ -127,11 +127,11 @@ impl ExecHandover {
         &mut self,
         process: &RunProcess,
         mount: usize,
-        legacy: InodeHandover,
+        handover: InodeHandover,
     ) -> Option<(usize, usize)> {
         process.mounts[mount].relay.as_ref()?;
-        let all = &mut self.legacies[mount];
-        all.push(legacy);
+        let all = &mut self.handovers[mount];
+        all.push(handover);
         Some((mount, all.len() - 1))
     }
 }
@@ -151,10 +151,10 @@ impl NextConnection {
     fn new(
         process: &RunProcess,
         mount: usize,
-        legacies: &[InodeHandover],
+        handovers: &[InodeHandover],
     ) -> Option<NextConnection> {
         let HandoverClient { client, taken } =
-            process.mounts[mount].relay.as_ref()?.prepare_exec(legacies)?;
+            process.mounts[mount].relay.as_ref()?.prepare_exec(handovers)?;
         let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
         let fd = inherited(&client.as_fd()).ok()?;
         let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
@@ -172,15 +172,15 @@ impl NextConnection {
 struct StateWriter {
     process: &'static RunProcess,
     inherited: ExecHandover,
-    heirs: Vec<NextConnection>,
+    successors: Vec<NextConnection>,
     /// Lower open files, for the next program to inherit.
     lower: Vec<OwnedFd>,
 }
 
 impl StateWriter {
     fn is_taken(&self, (mount, place): (usize, usize)) -> bool {
-        let heir = self.heirs.iter().find(|heir| heir.mount == mount);
-        heir.is_some_and(|heir| heir.taken.get(place).is_some_and(Result::is_ok))
+        let successor = self.successors.iter().find(|successor| successor.mount == mount);
+        successor.is_some_and(|successor| successor.taken.get(place).is_some_and(Result::is_ok))
     }
 
     /// The working directory: `mount:inode`, or its path.

@@ -148,23 +148,23 @@ pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<boo
     const WAITS: u64 = libc::CLONE_VFORK as u64;
     let Some(process) = state::get() else { return Ok(false) };
     let mut flags = CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 };
-    let Some(asked) = flags.get() else { return Ok(false) };
-    if asked & THREAD != 0 || inside::is_inside() {
+    let Some(requested) = flags.get() else { return Ok(false) };
+    if requested & THREAD != 0 || inside::is_inside() {
         return Ok(false);
     }
-    if asked & (MEMORY | WAITS) == MEMORY {
+    if requested & (MEMORY | WAITS) == MEMORY {
         return refuse_shared_memory(process);
     }
-    if asked & MEMORY != 0 {
+    if requested & MEMORY != 0 {
         flags.take(libc::CLONE_VM);
     }
-    NEW_USERS.set(asked & libc::CLONE_NEWUSER as u64 != 0);
+    NEW_USERS.set(requested & libc::CLONE_NEWUSER as u64 != 0);
     let waits = {
         let _inside = InsideGuard::enter();
         let has_others = inside::has_others();
         let vfork = VFORK.take();
         let frame = if vfork == 0 { frame } else { vfork };
-        if asked & WAITS != 0 || vfork != 0 {
+        if requested & WAITS != 0 || vfork != 0 {
             let has_pipe = spawned::begin(process, frame, has_others);
             if has_pipe && has_others {
                 flags.take(libc::CLONE_VFORK);

@@ -137,8 +137,9 @@ impl RunMemory {
     /// True for the first caller in a run: the message about this has not been printed yet.
     pub fn is_news(&self, what: layout::OnceMessage) -> bool {
         let bit = what as u32;
-        let told = &self.words(layout::TOLD, 1)[0];
-        told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        let reported = &self.words(layout::REPORTED, 1)[0];
+        reported.load(Ordering::Relaxed) & bit == 0
+            && reported.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
     /// Counts calls of all processes that may have made a path lead to another directory.

@@ -130,7 +130,7 @@ pub fn wait() {
             sys::pass(libc::SYS_poll as u64, &args);
         }
         let _inside = InsideGuard::enter();
-        if is_told(from_child, waits) {
+        if is_reported(from_child, waits) {
             break;
         }
     }
@@ -145,18 +145,18 @@ pub fn wait() {
 }
 
 /// Notes the bytes that the child has sent; true if there are no more.
-fn is_told(from_child: i32, waits: bool) -> bool {
+fn is_reported(from_child: i32, waits: bool) -> bool {
     let mut piece = vec![0; LEN];
     match read(from_child, &mut piece) {
         Ok(0) => true,
         Ok(len) => {
-            let mut told = LEN;
+            let mut reported_len = LEN;
             with(from_child, |frames| {
                 frames.after.extend_from_slice(&piece[..len]);
-                told = frames.after.len();
+                reported_len = frames.after.len();
             });
             // A child that writes more is not waited for.
-            told > LEN
+            reported_len > LEN
         }
         Err(Errno::EINTR) => false,
         Err(Errno::EAGAIN) => !waits,

@@ -16,12 +16,12 @@ const HIGHEST: u64 = 3072;
 /// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All programs
 /// of a process begin them at one number, the `floor` of the first, whatever limit they set: what one
 /// leaves to the next lies there.
-pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
+pub fn raise_limit(reported: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     let mut limit: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
     // SAFETY: prlimit64 fills the record.
     let _ = unsafe { sys::syscall(libc::SYS_prlimit64 as u64, &args) };
-    let seen = told.map_or(limit.rlim_cur, u64::from);
+    let seen = reported.map_or(limit.rlim_cur, u64::from);
     let floor = floor.unwrap_or(seen.min(HIGHEST));
     if limit.rlim_max >= floor + LEN {
         let new = libc::rlimit { rlim_cur: limit.rlim_cur.max(floor + LEN), ..limit };

@@ -58,7 +58,7 @@ fn pieces(call: &ProgramCall<'_>) -> Result<Vec<libc::iovec>, Errno> {
     (0..count as u64).map(|at| sys::load(call.args[1] + at * 16)).collect()
 }
 
-fn vectored(
+fn transfer_vectors(
     call: &ProgramCall<'_>,
     entry: &DescriptorEntry,
     at: Option<u64>,
@@ -80,19 +80,19 @@ fn vectored(
 }
 
 pub fn readv(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, None, 0, false)
+    transfer_vectors(call, entry, None, 0, false)
 }
 
 pub fn writev(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, None, 0, true)
+    transfer_vectors(call, entry, None, 0, true)
 }
 
 pub fn preadv(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, Some(offset(call.args[3])?), 0, false)
+    transfer_vectors(call, entry, Some(offset(call.args[3])?), 0, false)
 }
 
 pub fn pwritev(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, Some(offset(call.args[3])?), 0, true)
+    transfer_vectors(call, entry, Some(offset(call.args[3])?), 0, true)
 }
 
 /// The offset of the second generation: -1 stands for the position.
@@ -101,11 +101,11 @@ fn optional(value: u64) -> Result<Option<u64>, Errno> {
 }
 
 pub fn preadv2(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, false)
+    transfer_vectors(call, entry, optional(call.args[3])?, call.args[5] as u32, false)
 }
 
 pub fn pwritev2(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, true)
+    transfer_vectors(call, entry, optional(call.args[3])?, call.args[5] as u32, true)
 }
 
 pub fn lseek(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {

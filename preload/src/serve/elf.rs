@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_told_apart() {
+    fn programs_are_distinguished() {
         let kind = |path: &str| {
             let file = File::open(path).unwrap();
             let mut head = vec![0; HEAD];

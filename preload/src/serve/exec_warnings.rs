@@ -121,8 +121,8 @@ fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i3
     let user = if is_set(libc::S_ISUID) { other(IdKind::Users, stat.st_uid) } else { who.uid };
     let is_group_set = is_set(libc::S_ISGID | libc::S_IXGRP);
     let group = if is_group_set { other(IdKind::Groups, stat.st_gid) } else { who.gid };
-    let gains = || who.real_uid != 0 && has_capabilities(at) && !are_bits_ignored(at);
-    user != who.real_uid || group != who.real_gid || gains()
+    let may_gain = || who.real_uid != 0 && has_capabilities(at) && !are_bits_ignored(at);
+    user != who.real_uid || group != who.real_gid || may_gain()
 }
 
 /// True if the file gives capabilities to a user who executes it, capabilities(7).
@@ -144,8 +144,8 @@ fn are_bits_ignored((at, flags): ((i32, &[u8]), i32)) -> bool {
     // `struct statfs`: 120 bytes, of which the eleventh word has the flags.
     let mut space = [0u64; 15];
     let args = [fd.as_raw_fd() as u64, space.as_mut_ptr() as u64, 0, 0, 0, 0];
-    let told = sys::check(sys::pass(libc::SYS_fstatfs as u64, &args)).is_ok();
-    told && space[10] & libc::ST_NOSUID != 0
+    let result = sys::check(sys::pass(libc::SYS_fstatfs as u64, &args)).is_ok();
+    result && space[10] & libc::ST_NOSUID != 0
 }
 
 /// The attributes of the file that the kernel finds at `at`.

@@ -139,12 +139,12 @@ fn serve_by_descriptor(
 /// Prints once why files cannot be used any more: their server is gone.
 #[cold]
 fn warn_of_dead_server(process: &'static RunProcess) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
+    static REPORTED: AtomicBool = AtomicBool::new(false);
     let is_dead = |mount: &&RunMount| {
         mount.is_gone || mount.relay.as_ref().is_some_and(|relay| relay.is_dead())
     };
     let Some(mount) = process.mounts.iter().find(is_dead) else { return };
-    if !TOLD.swap(true, Ordering::Relaxed) {
+    if !REPORTED.swap(true, Ordering::Relaxed) {
         write_line(&format!(
             "{}: the process that served it has ended, and its files are gone for this program: start \
              it anew",

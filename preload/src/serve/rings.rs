@@ -134,15 +134,15 @@ pub fn setup(call: &ProgramCall<'_>) -> CallResult {
     if let Err(fail @ CallFailure::Errno(_)) = data::asynchronous(call) {
         return Err(fail);
     }
-    let asked: RingParams = sys::load(call.args[1])?;
-    let mut params = asked;
+    let requested: RingParams = sys::load(call.args[1])?;
+    let mut params = requested;
     params[FLAGS] |= SETUP_R_DISABLED;
     let fd = match make(call, &mut params) {
-        Err(Errno::EINVAL) => return Err(choose_error(call, asked).into()),
+        Err(Errno::EINVAL) => return Err(choose_error(call, requested).into()),
         other => other?,
     };
-    let ring = RegisteredRing { fd, is_index: asked[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0 };
-    let enables = asked[FLAGS] & SETUP_R_DISABLED == 0;
+    let ring = RegisteredRing { fd, is_index: requested[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0 };
+    let enables = requested[FLAGS] & SETUP_R_DISABLED == 0;
     if enables && ring.restrict().and_then(|()| ring.enable()).is_err() {
         ring.end();
         return Err(Errno::ENOSYS.into());

@@ -35,15 +35,15 @@ impl Dispatcher {
             return Err(Errno::ENOSYS);
         }
         let links = chain::links(links).ok_or(Errno::EINVAL)?;
-        let mut told = Vec::with_capacity(links.len());
+        let mut values = Vec::with_capacity(links.len());
         let mut out = Vec::new();
         for received in &links {
             // One message over a socket, or in a lane.
             let most = self.negotiated.max_read.min(SOCKET_IO_MAX);
             let room = most.saturating_sub(out.len());
-            match self.handle_link(call, received, &told, room) {
+            match self.handle_link(call, received, &values, room) {
                 Ok((body, tells)) => {
-                    told.push(tells);
+                    values.push(tells);
                     chain::add_answer(&mut out, 0, &body);
                 }
                 Err(errno) => {
@@ -62,13 +62,13 @@ impl Dispatcher {
         self: &Arc<Self>,
         call: &RequestCall<'_>,
         received: &ReceivedLink<'_>,
-        told: &[LinkValues],
+        values: &[LinkValues],
         room: usize,
     ) -> Result<(Vec<u8>, LinkValues)> {
         let ReceivedLink { link, opcode, request } = *received;
         let mut request = request.to_vec();
         if link.uses != 0 {
-            let of = told.get(link.of as usize).copied().unwrap_or_default();
+            let of = values.get(link.of as usize).copied().unwrap_or_default();
             if !of.has(link) {
                 return Err(Errno::ENOENT);
             }
@@ -86,9 +86,9 @@ impl Dispatcher {
             return Err(Errno::E2BIG);
         }
         let (ino, started) = (Ino(request.nodeid), clock::now());
-        let told_groups = call.told_groups.clone();
+        let sent_groups = call.sent_groups.clone();
         let RequestCall { cx, unique, .. } = *call;
-        let call = RequestCall { cx, unique, opcode, ino, started, told_groups, in_chain: true };
+        let call = RequestCall { cx, unique, opcode, ino, started, sent_groups, in_chain: true };
         let mut answer = RequestAnswer::default();
         let result = self.attempt(&call, &request.body, &mut answer);
         self.recorder.with_cells(|cells| {

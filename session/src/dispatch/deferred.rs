@@ -193,7 +193,7 @@ impl Dispatcher {
     }
 
     fn groups_of(&self, call: &RequestCall<'_>) -> Arc<dyn SupplementaryGroups> {
-        Arc::clone(call.told_groups.as_ref().unwrap_or(&self.groups))
+        Arc::clone(call.sent_groups.as_ref().unwrap_or(&self.groups))
     }
 
     fn begin_deferred(&self, call: &RequestCall<'_>) -> Arc<InterruptToken> {

@@ -60,11 +60,11 @@ impl Dispatcher {
         reply: &mut dyn RequestReply,
     ) -> Result<HandlerOutcome> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
-        let asked = self.open_args(call, args.flags, args.open_flags);
-        let open = OpenArgs { flags: OpenFlags(asked.flags.0 | OpenFlags::EXCL), ..asked };
+        let requested = self.open_args(call, args.flags, args.open_flags);
+        let open = OpenArgs { flags: OpenFlags(requested.flags.0 | OpenFlags::EXCL), ..requested };
         let made = self.fs.create(&call.cx, call.ino, Name::new(name)?, &node, open);
-        let made = made.map_err(|errno| replace_create_error(errno, asked.flags))?;
-        self.send_created(call, made, asked.flags, reply)
+        let made = made.map_err(|errno| replace_create_error(errno, requested.flags))?;
+        self.send_created(call, made, requested.flags, reply)
     }
 
     pub(super) fn tmpfile(
@@ -103,10 +103,10 @@ impl Dispatcher {
     /// `CAP_FSETID`, so that only root keeps the bits.
     fn open_args(&self, call: &RequestCall<'_>, flags: u32, open_flags: u32) -> OpenArgs {
         let flags = convert::open_flags(flags);
-        let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
-        let unseen = !told && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
-        let asked = unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0;
-        OpenArgs { flags, kill_suidgid: asked }
+        let clears_privileges = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
+        let unseen = !clears_privileges && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
+        let requested = unseen || open_flags & abi::FUSE_OPEN_KILL_SUIDGID != 0;
+        OpenArgs { flags, kill_suidgid: requested }
     }
 
     /// The reply for an open file or directory.

@@ -175,7 +175,7 @@ struct RequestCall<'a> {
     ino: Ino,
     started: ClockMoment,
     /// The groups of the caller, if the client sent them.
-    told_groups: Option<Arc<dyn SupplementaryGroups>>,
+    sent_groups: Option<Arc<dyn SupplementaryGroups>>,
     /// Part of a chain, which is answered at once.
     in_chain: bool,
 }
@@ -215,7 +215,7 @@ impl Dispatcher {
             fs,
             origin,
             notify,
-            recorder: if options.statistics { Recorder::new() } else { Recorder::disabled() },
+            recorder: if options.statistics { Recorder::new() } else { Recorder::new_disabled() },
             negotiated,
             timeouts: CacheTimeouts {
                 attr: options.attr_timeout,
@@ -264,10 +264,10 @@ impl Dispatcher {
         started: ClockMoment,
     ) -> RequestOutcome {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
-        let told = request.caller_groups.filter(|_| self.tells_groups);
-        let told = told
+        let sent = request.caller_groups.filter(|_| self.tells_groups);
+        let sent = sent
             .map(|groups| Arc::new(ClientGroups(groups.collect())) as Arc<dyn SupplementaryGroups>);
-        let groups = told.clone();
+        let groups = sent.clone();
         let groups = groups.as_deref().unwrap_or(&*self.groups);
         let call = RequestCall {
             cx: Context::with_interrupt(caller, request.unique, interrupt)
@@ -277,7 +277,7 @@ impl Dispatcher {
             opcode: request.opcode,
             ino: Ino(request.nodeid),
             started,
-            told_groups: told,
+            sent_groups: sent,
             in_chain: false,
         };
         match self.attempt(&call, &request.body, reply) {

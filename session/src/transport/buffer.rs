@@ -49,7 +49,7 @@ impl AlignedBuf {
 
     /// Leaves the memory for reuse, unless it is small or enough is kept. This buffer is empty afterwards.
     pub(crate) fn recycle(&mut self) {
-        let used = std::mem::replace(self, AlignedBuf::unaligned(0, 0));
+        let used = std::mem::replace(self, AlignedBuf::new_unaligned(0, 0));
         if used.room() >= AGAIN_MIN {
             let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
             if spares.len() < SPARES {
@@ -64,7 +64,7 @@ impl AlignedBuf {
     }
 
     /// Like [`new`](AlignedBuf::new), but no bytes are aligned, so that no memory is lost to alignment.
-    pub(crate) fn unaligned(lead: usize, len: usize) -> Self {
+    pub(crate) fn new_unaligned(lead: usize, len: usize) -> Self {
         AlignedBuf { memory: vec![0; lead + len], start: 0, lead }
     }
 

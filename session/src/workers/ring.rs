@@ -336,7 +336,7 @@ impl UringWorker<'_> {
         self.shared.pool.begin();
         self.queue.served.fetch_add(1, Ordering::Relaxed);
         if self.queue.idle.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.bell.ring();
+            self.shared.watchdog_waker.ring();
             self.backlog = if waited_ns < BACKLOG_NS { self.backlog + 1 } else { 0 };
             if self.backlog >= BACKLOG_ROW {
                 self.backlog = 0;
@@ -361,7 +361,7 @@ fn hand(shared: &Arc<SessionShared>, entry: UringEntry) {
     rings.lock_handed().push_back(entry);
     shared.add_worker();
     // At the maximum number of workers, a worker that is about to park has missed the entry.
-    shared.bell.ring();
+    shared.watchdog_waker.ring();
 }
 
 /// A worker without a ring, which handles the requests that other threads pass to it.

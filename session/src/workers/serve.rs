@@ -136,7 +136,7 @@ impl PortWorker<'_> {
         };
         let hands_over = self.shared.hands_over();
         if hands_over && self.shared.pool.begin() {
-            self.shared.bell.ring();
+            self.shared.watchdog_waker.ring();
             self.shared.hand_over(request.opcode);
         }
         if handle_at_once(self.shared, &request, reply) {
@@ -154,7 +154,7 @@ impl PortWorker<'_> {
         }
         // The watchdog closes a released file's backing descriptor after about a second.
         if matches!(request.body, RequestBody::Release(_)) {
-            self.shared.bell.ring();
+            self.shared.watchdog_waker.ring();
         }
         if self.shared.has_to_wait(&request) {
             let (uid, unique) = (request.uid, request.unique);
@@ -305,7 +305,7 @@ fn begin_adaptive(
         *backlog = 0;
         return;
     }
-    shared.bell.ring();
+    shared.watchdog_waker.ring();
     *backlog = if had_waited { *backlog + 1 } else { 0 };
     if *backlog >= BACKLOG_ROW {
         *backlog = 0;

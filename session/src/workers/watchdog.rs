@@ -102,12 +102,12 @@ impl WatchdogWaker {
 
 /// Runs the watchdog's thread of one session, until the session ends.
 pub(crate) fn run(shared: &Arc<SessionShared>) {
-    let bell = &shared.bell;
-    let _ = bell.who.set(WatchdogThread::Own(std::thread::current()));
+    let watchdog_waker = &shared.watchdog_waker;
+    let _ = watchdog_waker.who.set(WatchdogThread::Own(std::thread::current()));
     let mut watch = SessionWatch::default();
     let mut untrimmed = 0;
     while !shared.pool.is_exiting() {
-        if !bell.awake.load(Ordering::SeqCst) {
+        if !watchdog_waker.awake.load(Ordering::SeqCst) {
             std::thread::park();
             continue;
         }
@@ -120,7 +120,7 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
         if watch.quiet > QUIET_TICKS {
             watch = SessionWatch::default();
             untrimmed = 0;
-            bell.sleep(shared);
+            watchdog_waker.sleep(shared);
             trim_all(shared);
         }
     }
@@ -178,7 +178,10 @@ impl SharedWatchdog {
                 state.runs = true;
             }
         }
-        let _ = session.bell.who.set(WatchdogThread::Common(self.clone(), Arc::downgrade(session)));
+        let _ = session
+            .watchdog_waker
+            .who
+            .set(WatchdogThread::Common(self.clone(), Arc::downgrade(session)));
         Ok(())
     }
 
@@ -240,12 +243,12 @@ fn trim_all(shared: &SessionShared) {
 /// Receives for the workers of a session until one of them is free. It runs on a thread of the session, because other
 /// sessions must not wait for what this session's requests wait for.
 fn help(shared: &Arc<SessionShared>) {
-    if shared.bell.is_helped.swap(true, Ordering::SeqCst) {
+    if shared.watchdog_waker.is_helped.swap(true, Ordering::SeqCst) {
         return;
     }
     let Some(taken) = shared.take_thread(true) else {
         // The user of the client has all threads that it may have.
-        return shared.bell.is_helped.store(false, Ordering::SeqCst);
+        return shared.watchdog_waker.is_helped.store(false, Ordering::SeqCst);
     };
     let session = Arc::clone(shared);
     let started = shared.spawn("defuse-helper", move || {
@@ -254,10 +257,10 @@ fn help(shared: &Arc<SessionShared>) {
             session.receive_for_stuck_workers();
             std::thread::sleep(TICK);
         }
-        session.bell.is_helped.store(false, Ordering::SeqCst);
+        session.watchdog_waker.is_helped.store(false, Ordering::SeqCst);
     });
     if started.is_err() {
-        shared.bell.is_helped.store(false, Ordering::SeqCst);
+        shared.watchdog_waker.is_helped.store(false, Ordering::SeqCst);
     }
 }
 
@@ -273,7 +276,7 @@ struct SessionWatch {
 impl SessionWatch {
     /// Checks one of several sessions. False if it need not be watched any more.
     fn look(&mut self, shared: &Arc<SessionShared>) -> bool {
-        let _look = shared.bell.look.lock().unwrap_or_else(PoisonError::into_inner);
+        let _look = shared.watchdog_waker.look.lock().unwrap_or_else(PoisonError::into_inner);
         if shared.pool.is_exiting() {
             return false;
         }
@@ -284,7 +287,7 @@ impl SessionWatch {
             return true;
         }
         *self = SessionWatch::default();
-        !shared.bell.sleep(shared)
+        !shared.watchdog_waker.sleep(shared)
     }
 
     /// Checks a session. True if requests wait, and all workers that there may be are stuck.

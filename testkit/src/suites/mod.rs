@@ -148,10 +148,10 @@ pub struct SuiteRow {
 }
 
 impl SuiteRow {
-    /// The excluded cases that did not fail, so that their reasons are [`outdated`](exclusions::outdated).
-    pub fn outdated(&self) -> Vec<&'static str> {
+    /// The excluded cases that did not fail, so that their reasons are [`outdated`](exclusions::list_outdated).
+    pub fn list_outdated(&self) -> Vec<&'static str> {
         let failed: Vec<&str> = self.tally.failed.iter().map(|(case, _)| case.as_str()).collect();
-        exclusions::outdated(self.suite, self.config, &failed)
+        exclusions::list_outdated(self.suite, self.config, &failed)
     }
 }
 

@@ -41,7 +41,7 @@ const NOTED: Duration = Duration::from_secs(30);
 
 impl ComparedClient {
     /// A client by a mount.
-    pub fn mounted(name: &'static str, dir: &Path, promise: Duration) -> ComparedClient {
+    pub fn start_mounted(name: &'static str, dir: &Path, promise: Duration) -> ComparedClient {
         ComparedClient::start_by(name, dir, promise, ClientBackend::Mount(FileAgent::default()))
     }
 

@@ -359,17 +359,17 @@ impl<'a> ClientEpisode<'a> {
             let promise = self.clients[client].promise(begun);
             (answer, ClientLook { by: client, begun, ended: Instant::now(), promise })
         };
-        let mut asked = once();
+        let mut requested = once();
         for _ in 0..TIMES {
-            let (Err(libc::ESTALE), Some(at)) = (&asked.0, at) else { break };
-            if !self.clients[client].is_mount() || !self.lock().has_moved(at, asked.1) {
+            let (Err(libc::ESTALE), Some(at)) = (&requested.0, at) else { break };
+            if !self.clients[client].is_mount() || !self.lock().has_moved(at, requested.1) {
                 break;
             }
             self.counts.moved.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(20));
-            asked = once();
+            requested = once();
         }
-        asked
+        requested
     }
 
     /// Removes everything.

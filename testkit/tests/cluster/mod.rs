@@ -83,12 +83,12 @@ pub fn heal_until(
     what: &str,
     mut is: impl FnMut() -> bool,
 ) {
-    let mut asked = None::<Instant>;
+    let mut answer = None::<Instant>;
     wait_until(what, || {
         // A healer that has looked too early sleeps for minutes.
-        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
+        if answer.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
             let _ = cluster.gluster(3, &["volume", "heal", volume]);
-            asked = Some(Instant::now());
+            answer = Some(Instant::now());
         }
         is()
     });

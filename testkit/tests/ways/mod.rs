@@ -68,7 +68,7 @@ pub fn run_on_each<F: FileSystem + 'static>(
     run_over_socket(fs.clone(), LaneUse::Required, |open| test("shared", &fs, open));
     for transport in [IoUring::Off, IoUring::Auto] {
         let fs = make();
-        mounted(fs.clone(), transport, |open| test("kernel", &fs, open));
+        run_mounted(fs.clone(), transport, |open| test("kernel", &fs, open));
     }
 }
 
@@ -108,7 +108,11 @@ fn run_over_socket(
     });
 }
 
-fn mounted(fs: Arc<dyn FileSystem>, io_uring: IoUring, test: impl FnOnce(&dyn Fn() -> TestedFile)) {
+fn run_mounted(
+    fs: Arc<dyn FileSystem>,
+    io_uring: IoUring,
+    test: impl FnOnce(&dyn Fn() -> TestedFile),
+) {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse");
         return;

@@ -111,13 +111,13 @@ fn build(glibc: TargetGlibc, own: &Path) -> Result<BuiltFiles> {
     cargo.args(["build", "--profile", "dist"]).arg("--target-dir").arg(&dir);
     cargo.args(["-p", "defuse", "-p", "defuse-study-program", "-p", "defuse-capi"]);
     cargo.env("CC", &compiler).env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", &compiler);
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", remapped()?);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", remap_flags()?);
     command::run(&mut cargo)?;
     Ok(BuiltFiles::from_dir(&dir.join("dist"), compiler))
 }
 
 /// The options of rustc that replace the paths of this machine.
-fn remapped() -> Result<String> {
+fn remap_flags() -> Result<String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
     let crates = home.context("neither CARGO_HOME nor HOME is set")?.join("registry/src");

@@ -419,13 +419,13 @@ fn check_packages(parts: &mut RunRecord) -> Result<()> {
     }
     let (apt, mut names) = (AptTool::for_empty_machine(), list_packages());
     names.push(guest::KERNEL);
-    let mut asked = apt.check_installable(&names);
-    if asked.is_err() {
+    let mut requested = apt.check_installable(&names);
+    if requested.is_err() {
         // A new machine has no package lists.
         AptTool::for_this_machine().update()?;
-        asked = apt.check_installable(&names);
+        requested = apt.check_installable(&names);
     }
-    let complaints = asked?;
+    let complaints = requested?;
     ensure!(complaints.is_empty(), "{}", complaints.join("\n"));
     println!("{} packages can be installed", names.len());
     Ok(())

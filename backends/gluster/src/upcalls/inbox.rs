@@ -48,7 +48,7 @@ pub struct UpcallInbox {
 
 #[derive(Debug, Default)]
 struct UpcallInboxState {
-    told: HashMap<Gfid, u64>,
+    reports: HashMap<Gfid, u64>,
     /// Names in directories.
     names: Vec<(Gfid, Box<[u8]>)>,
     lost: bool,
@@ -59,7 +59,7 @@ struct UpcallInboxState {
 #[derive(Debug, Default)]
 pub struct UpcallBatch {
     /// Changed inodes, with the flags of all messages about them.
-    pub told: Vec<(Gfid, u64)>,
+    pub reports: Vec<(Gfid, u64)>,
     /// Names in directories that frontends must not keep, although no inode has changed.
     pub names: Vec<(Gfid, Box<[u8]>)>,
     /// Any other inode may have changed, too.
@@ -93,8 +93,8 @@ impl UpcallInbox {
         // The place is updated before the message can be taken: an answer that was recorded before then is either seen
         // as old, or recorded where the thread that takes the message finds it.
         self.places[place(gfid)].fetch_max(self.next(), Ordering::SeqCst);
-        if state.told.len() < WAITING || state.told.contains_key(&gfid) {
-            *state.told.entry(gfid).or_default() |= flags;
+        if state.reports.len() < WAITING || state.reports.contains_key(&gfid) {
+            *state.reports.entry(gfid).or_default() |= flags;
         } else {
             state.lost = true;
             self.all.fetch_max(self.next(), Ordering::SeqCst);
@@ -128,13 +128,13 @@ impl UpcallInbox {
     /// Takes all messages, after at most `wait`.
     pub fn take(&self, wait: Duration) -> UpcallBatch {
         let is_empty = |state: &mut UpcallInboxState| {
-            state.told.is_empty() && state.names.is_empty() && !state.lost && !state.ended
+            state.reports.is_empty() && state.names.is_empty() && !state.lost && !state.ended
         };
         let waited = self.arrived.wait_timeout_while(self.lock(), wait, is_empty);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let (lost, ended) = (std::mem::take(&mut state.lost), state.ended);
-        let (told, names) = (state.told.drain().collect(), std::mem::take(&mut state.names));
-        UpcallBatch { told, names, lost, ended, until: self.now() }
+        let (reports, names) = (state.reports.drain().collect(), std::mem::take(&mut state.names));
+        UpcallBatch { reports, names, lost, ended, until: self.now() }
     }
 
     /// Records that frontends know of all messages until `until`.
@@ -171,7 +171,7 @@ impl UpcallInbox {
     /// True if no thread has polled libgfapi for messages in the last `time`.
     pub fn is_due(&self, time: Duration) -> bool {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        turn.is_none_or(|asked| asked.elapsed() >= time)
+        turn.is_none_or(|queried| queried.elapsed() >= time)
     }
 
     /// Ends the inbox: messages are not needed any more.
@@ -265,7 +265,7 @@ mod tests {
         inbox.put([1; 16], 1);
         inbox.put([1; 16], 4);
         let taken = inbox.take(Duration::from_secs(60));
-        assert_eq!((taken.told, taken.lost, taken.ended), (vec![([1; 16], 5)], false, false));
+        assert_eq!((taken.reports, taken.lost, taken.ended), (vec![([1; 16], 5)], false, false));
         assert!(!inbox.ends_within(Duration::from_millis(1)));
         inbox.end();
         assert!(inbox.take(Duration::from_secs(60)).ended);
@@ -280,7 +280,7 @@ mod tests {
             inbox.put(number.to_be_bytes(), 1);
         }
         let taken = inbox.take(Duration::ZERO);
-        assert_eq!((taken.told.len(), taken.lost), (WAITING, true));
+        assert_eq!((taken.reports.len(), taken.lost), (WAITING, true));
         assert!(inbox.has_report_since([9; 16], before));
     }
 }

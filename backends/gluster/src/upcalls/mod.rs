@@ -160,8 +160,8 @@ impl CacheCoherence {
     /// The time for which attributes of a directory from a query after `since` are valid. Compares the attributes with
     /// the former ones.
     pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: UpcallSequence) -> Duration {
-        let asked = (changed, since);
-        if self.long().is_some() && lock(&self.names).record_query(gfid, asked, Instant::now()) {
+        let queried = (changed, since);
+        if self.long().is_some() && lock(&self.names).record_query(gfid, queried, Instant::now()) {
             self.inbox.put(gfid, 0);
         }
         self.short
@@ -252,8 +252,8 @@ impl CacheCoherence {
         let child = lock(&self.names).record_rename(from, to, self.inbox.advance());
         let gfid = child.and_then(|child| nodes.gfid(child).ok());
         gfid.iter().for_each(|&gfid| nodes.record_move(gfid, to.0));
-        let is_told = |gfid: Gfid| self.inbox.has_report_since(gfid, since);
-        if gfid.is_none_or(|gfid| [from.0, to.0, gfid].into_iter().any(is_told)) {
+        let is_watched = |gfid: Gfid| self.inbox.has_report_since(gfid, since);
+        if gfid.is_none_or(|gfid| [from.0, to.0, gfid].into_iter().any(is_watched)) {
             self.inbox.put_name(to.0, to.1);
         }
         gfid.is_some()
@@ -274,8 +274,8 @@ impl CacheCoherence {
     /// messages of the servers have arrived.
     pub fn is_unchanged(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) -> bool {
         let Ok(gfid) = nodes.gfid(ino) else { return false };
-        let is_told = self.long().is_some() && nodes.is_kept(ino);
-        is_told && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid)
+        let is_watched = self.long().is_some() && nodes.is_kept(ino);
+        is_watched && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid)
     }
 
     /// Records that this client has given a further name to an inode: from now on, no server reports that one of its
@@ -426,8 +426,8 @@ mod tests {
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         drop(watch.begin_change(&[D]));
         watch.directory(D, (2, 2), watch.inbox.now());
-        assert_eq!(watch.inbox.take(Duration::ZERO).told, []);
+        assert_eq!(watch.inbox.take(Duration::ZERO).reports, []);
         watch.directory(D, (3, 3), watch.inbox.now());
-        assert_eq!(watch.inbox.take(Duration::ZERO).told, [(D, 0)]);
+        assert_eq!(watch.inbox.take(Duration::ZERO).reports, [(D, 0)]);
     }
 }

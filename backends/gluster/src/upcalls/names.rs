@@ -48,7 +48,7 @@ struct FrontendDirectory {
     children: HashMap<Ino, u32>,
     /// The time of the last query about the directory. The servers report changes of the directory for some time after
     /// it.
-    asked: Option<Instant>,
+    queried: Option<Instant>,
     /// The change time of the directory then, and a moment before that query.
     changed: Option<((i64, i64), UpcallSequence)>,
     /// The moment when a change by this client last began or ended.
@@ -58,7 +58,7 @@ struct FrontendDirectory {
     /// Number of changes by this client that run now.
     running: u32,
     /// The time when another client was last known to have changed the directory.
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl FrontendNames {
             return false;
         }
         let dir = self.dirs.entry(dir).or_default();
-        dir.asked = Some(now);
+        dir.queried = Some(now);
         let Some((old, before)) = dir.changed.replace((changed, since)) else { return false };
         let is_ours = dir.running > 0 || dir.ours.is_some_and(|ours| ours > before.min(since));
         old != changed && !is_ours && !dir.names.is_empty()
@@ -174,7 +174,7 @@ impl FrontendNames {
     /// attributes come from a recent listing.
     pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(NameBytes, Option<Ino>)> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
-        dir.told = Some(now);
+        dir.reported = Some(now);
         self.count -= dir.names.len();
         dir.children.clear();
         let is_late = |listed: Instant| now.duration_since(listed) < CHANGES;
@@ -251,11 +251,11 @@ impl FrontendDirectory {
     }
 
     fn is_restless(&self, now: Instant) -> bool {
-        self.told.is_some_and(|told| now.duration_since(told) < RESTLESS)
+        self.reported.is_some_and(|reported| now.duration_since(reported) < RESTLESS)
     }
 
     fn is_queried(&self, time: Duration, now: Instant) -> bool {
-        self.asked.is_some_and(|asked| now.duration_since(asked) <= time)
+        self.queried.is_some_and(|queried| now.duration_since(queried) <= time)
     }
 }
 
@@ -359,17 +359,17 @@ mod tests {
     fn a_directory_that_we_did_not_change_was_changed_by_others() {
         let (now, inbox) = (Instant::now(), UpcallInbox::default());
         let mut names = with_names(now);
-        let asked = |names: &mut FrontendNames, time| {
+        let queried = |names: &mut FrontendNames, time| {
             names.record_query(D, ((time, 0), inbox.advance()), now)
         };
-        asked(&mut names, 1);
+        queried(&mut names, 1);
         names.record_own_change(D, inbox.advance(), true);
-        assert!(!asked(&mut names, 1), "the change is still on its way");
-        assert!(!asked(&mut names, 2));
+        assert!(!queried(&mut names, 1), "the change is still on its way");
+        assert!(!queried(&mut names, 2));
         names.record_own_change(D, inbox.advance(), false);
-        assert!(!asked(&mut names, 3));
-        assert!(!asked(&mut names, 3));
-        assert!(asked(&mut names, 4));
+        assert!(!queried(&mut names, 3));
+        assert!(!queried(&mut names, 3));
+        assert!(queried(&mut names, 4));
     }
 
     /// Names that several threads made were looked up again for half a minute.

@@ -52,11 +52,11 @@ impl VolfileQuery {
         if self.at_most.is_zero() {
             return Err("upcalls=0".to_owned());
         }
-        let asked = self.fetch(&self.volume).and_then(|text| {
+        let queried = self.fetch(&self.volume).and_then(|text| {
             let bricks = volfile::bricks(&text);
             bricks.first().map(|brick| self.fetch(&brick.key(&self.volume))).transpose()
         });
-        match asked {
+        match queried {
             Ok(Some(text)) => match volfile::find_upcall_timeout(&text) {
                 Some(time) => Ok((time / 2).min(self.at_most)),
                 None => Err(format!(
@@ -131,15 +131,15 @@ impl UpcallNotifier {
         self.volume.act_as_process();
         let mut seen = BrickConnections::default();
         let mut repeats: Vec<(Instant, FrontendNotice)> = Vec::new();
-        let (mut looked, mut asked) = (None::<Instant>, Instant::now());
+        let (mut looked, mut queried) = (None::<Instant>, Instant::now());
         loop {
             if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
                 self.look(&mut seen);
                 looked = Some(Instant::now());
             }
-            if asked.elapsed() >= ASK_EVERY {
+            if queried.elapsed() >= ASK_EVERY {
                 self.ask(&seen);
-                asked = Instant::now();
+                queried = Instant::now();
             }
             let next = repeats.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
             let taken = self.watch.inbox.take(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
@@ -151,7 +151,7 @@ impl UpcallNotifier {
             let due = repeats.partition_point(|(at, _)| *at <= Instant::now());
             self.send(repeats.drain(..due).map(|(_, notice)| notice).collect::<Vec<_>>().iter());
             let mut notices: Vec<FrontendNotice> =
-                taken.told.iter().flat_map(|&(gfid, flags)| self.notices(gfid, flags)).collect();
+                taken.reports.iter().flat_map(|&(gfid, flags)| self.notices(gfid, flags)).collect();
             let named = taken.names.into_iter();
             notices.extend(
                 named.filter_map(|(dir, name)| {
@@ -165,7 +165,7 @@ impl UpcallNotifier {
             self.watch.inbox.record_delivery(taken.until);
             let at = Instant::now() + REPEAT_AFTER;
             repeats.extend(notices.into_iter().map(|notice| (at, notice)));
-            if !taken.told.is_empty() {
+            if !taken.reports.is_empty() {
                 std::thread::sleep(GATHER);
             }
         }
@@ -270,14 +270,14 @@ impl UpcallNotifier {
 
     /// Queries whether the option is still on, or on again.
     fn ask(&mut self, seen: &BrickConnections) {
-        let asked = self.asks.long();
-        if let Err(reason) = &asked
+        let queried = self.asks.long();
+        if let Err(reason) = &queried
             && !self.long.is_zero()
         {
             log::info!("names and attributes are kept for a short time: {reason}");
         }
-        let (long, before) = (asked.as_ref().copied().unwrap_or_default(), self.long);
-        (self.long, self.refusal) = (long, asked.err());
+        let (long, before) = (queried.as_ref().copied().unwrap_or_default(), self.long);
+        (self.long, self.refusal) = (long, queried.err());
         if long != before {
             self.keep(seen);
             self.watch.inbox.put_all();

@@ -34,7 +34,7 @@ impl FileSystem for ReconnectingClient {
     }
 
     fn figures(&self) -> Vec<Figure> {
-        vec![Figure::count("reconnected", self.reconnected()).since_start()]
+        vec![Figure::count("reconnected", self.reconnect_count()).since_start()]
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {

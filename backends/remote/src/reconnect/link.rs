@@ -56,7 +56,7 @@ struct Outage {
     /// A thread connects.
     connecting: bool,
     /// True if the log has the message that there is no server in time.
-    given_up: bool,
+    is_abandoned: bool,
 }
 
 /// The patience of one call, over all connections.
@@ -183,16 +183,16 @@ impl ServerLink {
         // together.
         let left = (since.min(begun) + self.limit).saturating_duration_since(now);
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
-        let is_given = matches!(self.next, NextServer::Given { .. });
-        if left.is_zero() && (is_given || wait.has_tried || outage.connecting || !is_time) {
-            let errno = self.report_outage(outage.given_up);
-            outage.given_up = true;
+        let is_passed = matches!(self.next, NextServer::Given { .. });
+        if left.is_zero() && (is_passed || wait.has_tried || outage.connecting || !is_time) {
+            let errno = self.report_outage(outage.is_abandoned);
+            outage.is_abandoned = true;
             return OutageStep::Fail(errno);
         }
         if cx.is_interrupted() {
             return OutageStep::Fail(Errno::EINTR);
         }
-        if is_given || outage.connecting || !is_time {
+        if is_passed || outage.connecting || !is_time {
             return OutageStep::Sleep;
         }
         wait.has_tried = true;
@@ -201,17 +201,17 @@ impl ServerLink {
     }
 
     /// Returns the error of calls without a server. Logs it once in each outage.
-    fn report_outage(&self, told: bool) -> Errno {
+    fn report_outage(&self, reported: bool) -> Errno {
         let limit = self.limit;
         match &self.next {
             NextServer::AtPath { path, .. } => {
-                if !told {
+                if !reported {
                     log::error!("no server at {} within {limit:?}", path.display());
                 }
                 Errno::ENOTCONN
             }
             NextServer::Given { name } => {
-                if !told {
+                if !reported {
                     log::error!(
                         "{name}: no process has served it for {limit:?}: calls fail with EIO"
                     );

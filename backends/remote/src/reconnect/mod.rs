@@ -70,7 +70,7 @@ impl ReconnectingClient {
     }
 
     /// The number of servers that were found again.
-    pub fn reconnected(&self) -> u64 {
+    pub fn reconnect_count(&self) -> u64 {
         self.link.present().epoch - 1
     }
 

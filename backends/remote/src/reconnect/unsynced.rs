@@ -14,14 +14,14 @@ pub(super) struct UnsyncedChanges {
     /// The number of times that changes may have been lost.
     losses: u64,
     /// True if a call has failed for the last loss.
-    told: bool,
+    reported: bool,
 }
 
 /// The losses that an open file has reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownLosses {
     /// The number of losses that the open file need not report.
-    told: u64,
+    reported: u64,
     /// The number of losses before the file was opened.
     earlier: u64,
 }
@@ -39,8 +39,8 @@ impl UnsyncedChanges {
     /// Returns the losses that a new open file need not report: all, unless no call has reported the last one.
     pub(super) fn losses_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
         self.lose(epoch);
-        let told = self.losses - u64::from(self.losses > 0 && !self.told);
-        KnownLosses { told, earlier: self.losses }
+        let reported = self.losses - u64::from(self.losses > 0 && !self.reported);
+        KnownLosses { reported, earlier: self.losses }
     }
 
     /// Counts changes of earlier connections as lost. True if there are some.
@@ -49,14 +49,14 @@ impl UnsyncedChanges {
         if lost {
             self.synced = self.changes;
             self.losses += 1;
-            self.told = false;
+            self.reported = false;
         }
         lost
     }
 
     pub(super) fn is_news(&mut self, heard: KnownLosses, epoch: ConnectionEpoch) -> bool {
         self.lose(epoch);
-        heard.told < self.losses
+        heard.reported < self.losses
     }
 
     /// True for a loss while the file was open, which no call on it has reported. A sync reports an earlier loss, and
@@ -71,8 +71,8 @@ impl UnsyncedChanges {
         epoch: ConnectionEpoch,
     ) -> Result<u64> {
         if self.is_news(*heard, epoch) {
-            heard.told = self.losses;
-            self.told = true;
+            heard.reported = self.losses;
+            self.reported = true;
             return Err(Errno::EIO);
         }
         Ok(self.changes)

@@ -42,7 +42,7 @@ fn open(device: impl BlockDevice + 'static, rules: CommitRules) -> (InodeStore, 
 }
 
 /// The inodes that mounting `device` finds, and the newest group that counts.
-fn mounted(
+fn mount(
     device: impl BlockDevice + 'static,
     rules: CommitRules,
 ) -> Result<(u64, CommitModel), String> {
@@ -198,7 +198,7 @@ impl CommitRun {
         ram: &RamDevice,
         rules: CommitRules,
     ) -> Result<(u64, CommitModel), String> {
-        let (group, model) = mounted(ram.fork(), rules)?;
+        let (group, model) = mount(ram.fork(), rules)?;
         if group < acknowledged {
             return Err(format!("group {acknowledged} was acknowledged, {group} is there"));
         }

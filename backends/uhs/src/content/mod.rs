@@ -88,7 +88,7 @@ pub(crate) struct FileContent {
     /// The blocks of pages that could not be written there, and that the group writes elsewhere.
     replaced: BTreeMap<u64, u64>,
     /// Stuck pages were given up, and no caller has received the error yet.
-    given_up: bool,
+    has_failed_write: bool,
     /// Blocks that the durable inode may have were given up since the last group.
     lost_blocks: bool,
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
@@ -199,7 +199,7 @@ impl FileContent {
         };
         let written = pool.newest_written();
         let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
-        let waits = waits || self.given_up || !self.early.is_empty();
+        let waits = waits || self.has_failed_write || !self.early.is_empty();
         if waits || self.pages.range(0..u64::MAX).any(|(_, page)| page.batch > written) {
             return None;
         }

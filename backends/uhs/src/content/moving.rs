@@ -99,8 +99,8 @@ impl FileContent {
             pool.unpromise(count);
             Errno::ENOSPC
         })?;
-        let given_up = self.extents.cut(pages.clone());
-        self.give_up(pool, given_up);
+        let abandoned = self.extents.cut(pages.clone());
+        self.give_up(pool, abandoned);
         taken.into_iter().for_each(|new| self.extents.add(DiskExtent { unwritten: true, ..new }));
         // The inode that is durable has other blocks there.
         self.record_shift(pages.start);

@@ -439,8 +439,8 @@ impl FileContent {
     /// Takes pages and their blocks away.
     pub(super) fn drop_pages(&mut self, pool: &BlockPool, pages: Range<u64>) {
         self.forget_pages(pool, pages.clone());
-        let given_up = self.extents.cut(pages);
-        self.give_up(pool, given_up);
+        let abandoned = self.extents.cut(pages);
+        self.give_up(pool, abandoned);
         self.version += 1;
     }
 

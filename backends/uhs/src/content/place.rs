@@ -137,8 +137,8 @@ impl FileContent {
 
     /// Gives new blocks to pages. The blocks were promised.
     fn take_blocks(&mut self, pool: &BlockPool, pages: Range<u64>) -> Result<()> {
-        let given_up = self.extents.cut(pages.clone());
-        self.give_up(pool, given_up);
+        let abandoned = self.extents.cut(pages.clone());
+        self.give_up(pool, abandoned);
         let taken = self.find_blocks(pool, pages)?;
         taken.into_iter().for_each(|extent| self.extents.add(extent));
         Ok(())

@@ -38,7 +38,7 @@ pub(crate) const INODE_MEMORY: u64 = 256;
 pub(crate) struct BlockPool {
     space: Mutex<BlockSpace>,
     /// Blocks that nothing uses once the running group is durable.
-    given_up: Mutex<Vec<BlockRun>>,
+    abandoned: Mutex<Vec<BlockRun>>,
     /// Blocks that could not be written, and that are not allocated again.
     bad: Mutex<VecDeque<BlockRun>>,
     /// Blocks that pages without one will take, and records.
@@ -75,7 +75,7 @@ impl BlockPool {
     pub(crate) fn new(space: BlockSpace) -> Self {
         BlockPool {
             space: Mutex::new(space),
-            given_up: Mutex::default(),
+            abandoned: Mutex::default(),
             bad: Mutex::default(),
             promised: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
@@ -423,10 +423,10 @@ impl BlockPool {
 
     /// Gives up blocks, which are unused once the running group is durable.
     pub(crate) fn give_up(&self, runs: impl IntoIterator<Item = BlockRun>) {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = given_up.len();
-        given_up.extend(runs);
-        let blocks = given_up[before..].iter().map(|run| u64::from(run.count)).sum();
+        let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = abandoned.len();
+        abandoned.extend(runs);
+        let blocks = abandoned[before..].iter().map(|run| u64::from(run.count)).sum();
         self.waiting.fetch_add(blocks, Ordering::Relaxed);
     }
 
@@ -439,8 +439,8 @@ impl BlockPool {
     }
 
     /// The blocks that the closing group gives up.
-    pub(crate) fn take_given_up(&self) -> Vec<BlockRun> {
-        std::mem::take(&mut self.given_up.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn take_abandoned(&self) -> Vec<BlockRun> {
+        std::mem::take(&mut self.abandoned.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Frees blocks that no durable inode mentions.

@@ -182,8 +182,8 @@ impl FileContent {
         let by = pages.end - pages.start;
         self.promise_extents(pool, 2, true)?;
         self.forget_pages(pool, pages.clone());
-        let given_up = self.extents.collapse(pages.clone());
-        self.give_up(pool, given_up);
+        let abandoned = self.extents.collapse(pages.clone());
+        self.give_up(pool, abandoned);
         self.move_pages(pool, pages.end, |page| page - by);
         self.record_shift(pages.start);
         self.size -= bytes.end - bytes.start;

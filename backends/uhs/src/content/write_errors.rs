@@ -56,7 +56,7 @@ impl FileContent {
         if !promised || !self.pages.contains(page) {
             pool.unpromise(u64::from(promised && !has_block));
             self.forget_pages(pool, page..page + 1);
-            self.given_up = true;
+            self.has_failed_write = true;
             return;
         }
         if !has_block {
@@ -76,7 +76,7 @@ impl FileContent {
     /// True if bytes of the file are only in memory, because the device does not take them. Also true, once, after such
     /// bytes were given up.
     pub(crate) fn has_failed(&mut self) -> bool {
-        std::mem::take(&mut self.given_up) || !self.stuck.is_empty()
+        std::mem::take(&mut self.has_failed_write) || !self.stuck.is_empty()
     }
 
     /// Records that the pages of a group are on the device. True if other pages are stuck.
@@ -90,7 +90,7 @@ impl FileContent {
     pub(crate) fn give_up_stuck(&mut self, pool: &BlockPool) {
         for page in std::mem::take(&mut self.stuck).iter() {
             self.forget_pages(pool, page..page + 1);
-            self.given_up = true;
+            self.has_failed_write = true;
         }
     }
 

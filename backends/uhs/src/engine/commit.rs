@@ -247,7 +247,7 @@ impl UhsEngine {
         purpose: QueuePurpose,
     ) -> Result<(u64, Option<GroupWrite>), StoreError> {
         if !self.rules.blocks_wait_for_group {
-            self.pool.release(&self.pool.take_given_up());
+            self.pool.release(&self.pool.take_abandoned());
         }
         if self.pool.needs_durable() {
             let newest = store.newest_group();

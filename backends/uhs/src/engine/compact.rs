@@ -86,8 +86,8 @@ impl UhsEngine {
     pub(super) fn compact_before_need(&self) {
         let kept = if self.pool.has_spare_units(0) { PLENTY } else { BEFORE };
         if self.slots_free() > 2 * self.slots_to_keep(kept) {
-            let given = self.give_back_slots(kept, false);
-            if given == Ok(0) && self.lacks_free_units() {
+            let returned = self.give_back_slots(kept, false);
+            if returned == Ok(0) && self.lacks_free_units() {
                 let _ = self.vacate_slots(BEFORE, FEW);
             }
         }

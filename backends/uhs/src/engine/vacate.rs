@@ -95,7 +95,7 @@ impl UhsEngine {
             self.note_slots(store);
             closed
         };
-        let given = match units.is_empty() {
+        let returned = match units.is_empty() {
             true => Ok(0),
             false => self.write_again(&inos).and_then(|()| self.give_back_units(keep, true)),
         };
@@ -104,8 +104,8 @@ impl UhsEngine {
             store.reopen(&units);
             self.note_slots(store);
         }
-        *in_vain = (given == Ok(0)).then_some(groups);
-        given
+        *in_vain = (returned == Ok(0)).then_some(groups);
+        returned
     }
 
     /// Writes inodes as they are, to other slots, and makes that durable.

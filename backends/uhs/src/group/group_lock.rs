@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, number_of_thread};
 
 /// The number of shards. If there are more threads, several use one shard.
-const DOORS: usize = 16;
+const SHARDS: usize = 16;
 
 /// Removed inodes that count as one: some hundred share a slot.
 const REMOVED: usize = 16;
@@ -42,7 +42,7 @@ impl ChangedInodes {
 
 /// The group lock, which protects the running group.
 pub(crate) struct GroupLock {
-    doors: [GroupLockShard; DOORS],
+    shards: [GroupLockShard; SHARDS],
     /// The number of inodes of a shard from which on the group is full.
     full: AtomicUsize,
 }
@@ -50,7 +50,7 @@ pub(crate) struct GroupLock {
 /// A handle of the running group: the group does not close while a handle exists. A thread with a handle takes no
 /// second one, and does not wait for a device.
 pub(crate) struct GroupReadGuard<'a> {
-    door: &'a GroupLockShard,
+    shard: &'a GroupLockShard,
     full: usize,
     _lock: RwLockReadGuard<'a, ()>,
 }
@@ -58,13 +58,13 @@ pub(crate) struct GroupReadGuard<'a> {
 /// The exclusive right to the running group: no thread has a handle.
 pub(crate) struct GroupWriteGuard<'a> {
     gate: &'a GroupLock,
-    _locks: [RwLockWriteGuard<'a, ()>; DOORS],
+    _locks: [RwLockWriteGuard<'a, ()>; SHARDS],
 }
 
 impl GroupLock {
     /// Makes a lock for groups that are full when a shard has `full` inodes.
     pub(crate) fn new(full: usize) -> Self {
-        GroupLock { doors: Default::default(), full: AtomicUsize::new(full) }
+        GroupLock { shards: Default::default(), full: AtomicUsize::new(full) }
     }
 
     /// Makes groups full, from now on, when a shard has `full` inodes.
@@ -79,55 +79,55 @@ impl GroupLock {
 
     /// Takes a handle. Waits while a group is being closed.
     pub(crate) fn enter(&self) -> GroupReadGuard<'_> {
-        let door = &self.doors[number_of_thread() % DOORS];
+        let shard = &self.shards[number_of_thread() % SHARDS];
         GroupReadGuard {
-            door,
+            shard,
             full: self.full(),
-            _lock: door.lock.read().unwrap_or_else(PoisonError::into_inner),
+            _lock: shard.lock.read().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
     /// Waits until all handles are dropped, and prevents new ones.
     pub(crate) fn close(&self) -> GroupWriteGuard<'_> {
-        let locks = self.doors.each_ref();
-        let locks = locks.map(|door| door.lock.write().unwrap_or_else(PoisonError::into_inner));
+        let locks = self.shards.each_ref();
+        let locks = locks.map(|shard| shard.lock.write().unwrap_or_else(PoisonError::into_inner));
         GroupWriteGuard { gate: self, _locks: locks }
     }
 
     /// True where the running group has something to write.
     pub(crate) fn has_changes(&self) -> bool {
-        self.doors.iter().any(|door| !lock(&door.changes).is_empty())
+        self.shards.iter().any(|shard| !lock(&shard.changes).is_empty())
     }
 
     /// True where the running group should be closed.
     pub(crate) fn is_full(&self) -> bool {
-        self.doors.iter().any(|door| lock(&door.changes).is_full(self.full()))
+        self.shards.iter().any(|shard| lock(&shard.changes).is_full(self.full()))
     }
 }
 
 impl GroupReadGuard<'_> {
     /// Adds a changed inode to the group, with its `weight` in inodes. The caller must list each inode only once.
     pub(crate) fn add_changed(&self, ino: u64, weight: usize) {
-        let mut changes = lock(&self.door.changes);
+        let mut changes = lock(&self.shard.changes);
         changes.changed.push(ino);
         changes.weight += weight;
     }
 
     /// Adds a removed inode to the group.
     pub(crate) fn add_removed(&self, ino: u64) {
-        lock(&self.door.changes).gone.push(ino);
+        lock(&self.shard.changes).gone.push(ino);
     }
 
     /// True where the group should be closed.
     pub(crate) fn is_full(&self) -> bool {
-        lock(&self.door.changes).is_full(self.full)
+        lock(&self.shard.changes).is_full(self.full)
     }
 }
 
 impl GroupWriteGuard<'_> {
     /// Adds a changed inode, with its `weight` in inodes, to the group that begins next.
     pub(crate) fn put_back(&self, ino: u64, weight: usize) {
-        let mut changes = lock(&self.gate.doors[0].changes);
+        let mut changes = lock(&self.gate.shards[0].changes);
         changes.changed.push(ino);
         changes.weight += weight;
     }
@@ -135,8 +135,8 @@ impl GroupWriteGuard<'_> {
     /// The changes of the group, by inode number.
     pub(crate) fn take(&self) -> ChangedInodes {
         let mut all = ChangedInodes::default();
-        for door in &self.gate.doors {
-            let mut changes = lock(&door.changes);
+        for shard in &self.gate.shards {
+            let mut changes = lock(&shard.changes);
             all.changed.append(&mut changes.changed);
             all.gone.append(&mut changes.gone);
             changes.weight = 0;

@@ -122,7 +122,7 @@ pub(crate) fn close(
     let frames = PageFrame::copies(outside.iter().map(|(_, bytes)| &bytes[..]));
     let frames = frames.map_err(|_| Errno::ENOMEM)?;
     batch.data.extend(outside.iter().map(|(block, _)| *block).zip(frames));
-    batch.freed = pool.take_given_up();
+    batch.freed = pool.take_abandoned();
     Ok(batch)
 }
 

@@ -178,22 +178,22 @@ const LOGGED: Duration = Duration::from_secs(5);
 /// Logs the progress of a mount that takes long.
 struct ProgressLogger<'a> {
     image: &'a Path,
-    told: Mutex<Instant>,
+    reported: Mutex<Instant>,
 }
 
 impl ProgressLogger<'_> {
     fn new(image: &Path) -> ProgressLogger<'_> {
-        ProgressLogger { image, told: Mutex::new(Instant::now()) }
+        ProgressLogger { image, reported: Mutex::new(Instant::now()) }
     }
 }
 
 impl WorkWatch for ProgressLogger<'_> {
     fn report_progress(&self, step: &'static str, done: u64, all: u64) -> bool {
         // A thread that holds this lock now logs the same progress.
-        if let Ok(mut told) = self.told.try_lock()
-            && told.elapsed() >= LOGGED
+        if let Ok(mut reported) = self.reported.try_lock()
+            && reported.elapsed() >= LOGGED
         {
-            *told = Instant::now();
+            *reported = Instant::now();
             let shown = self.image.display();
             log::info!("uhs:{shown}: {step}: {} %", 100 * done / all.max(1));
         }

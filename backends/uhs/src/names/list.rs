@@ -15,12 +15,12 @@ impl NameStore {
     }
 
     /// Lists the names after the position `from` and before `end`, with entries if the frontend may cache them
-    /// (`given`).
+    /// (`lifetime`).
     pub(crate) fn list(
         &self,
         ino: u64,
         (from, end): (u64, u64),
-        given: Option<AnswerLifetime>,
+        lifetime: Option<AnswerLifetime>,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let parent = self.parent_of(ino)?;
@@ -47,7 +47,7 @@ impl NameStore {
                 };
                 let item =
                     DirItem { ino: record.ino, next: stamp, kind: InodeRecord::kind(record), name };
-                Ok(out.push_with(item, || Some(self.entry(record, extra, given?))))
+                Ok(out.push_with(item, || Some(self.entry(record, extra, lifetime?))))
             })?;
             if push == PushOutcome::Full {
                 return Ok(());

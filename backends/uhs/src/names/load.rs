@@ -384,15 +384,15 @@ mod tests {
             let up: Vec<u64> = (top..top + length).collect();
             let down: Vec<u64> = up.iter().rev().copied().collect();
             for (dirs, end) in [(&up, ROOT), (&down, ROOT), (&up, 0), (&down, 0), (&up, top + 9)] {
-                let asked = Cell::new(0);
+                let requested = Cell::new(0);
                 let parent = |ino: u64| {
-                    asked.set(asked.get() + 1);
+                    requested.set(requested.get() + 1);
                     Some(if ino == top { end } else { ino - 1 })
                 };
                 let bad = find_detached(dirs, parent);
                 assert_eq!(bad.len() as u64, if end == ROOT { 0 } else { length });
-                assert!(asked.get() <= length, "{} steps for {length}", asked.get());
-                steps.push(asked.get());
+                assert!(requested.get() <= length, "{} steps for {length}", requested.get());
+                steps.push(requested.get());
             }
         }
         assert_eq!(steps.len(), 10);

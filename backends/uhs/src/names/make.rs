@@ -37,7 +37,7 @@ pub(crate) struct InodeCreation<'a> {
     /// There is a slot for it.
     pub(crate) sure: bool,
     /// The time for which the answer may be cached.
-    pub(crate) given: AnswerLifetime,
+    pub(crate) lifetime: AnswerLifetime,
 }
 
 /// A directory that gets a new entry.
@@ -88,11 +88,12 @@ pub(super) fn has_link(
 impl NameStore {
     pub(crate) fn lookup(
         &self,
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
         parent: u64,
         name: Name<'_>,
     ) -> Result<Entry> {
-        let entry = self.with_name(parent, name, |record, extra| self.entry(record, extra, given));
+        let entry =
+            self.with_name(parent, name, |record, extra| self.entry(record, extra, lifetime));
         match entry {
             Some(entry) => Ok(entry),
             None => self.directory(parent).and(Err(Errno::ENOENT)),
@@ -137,9 +138,9 @@ impl NameStore {
     }
 
     /// The parent of a directory, with one more lookup.
-    pub(crate) fn lookup_parent(&self, given: AnswerLifetime, ino: u64) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, lifetime: AnswerLifetime, ino: u64) -> Result<Entry> {
         let parent = self.parent_of(ino)?;
-        self.records.with_inode(parent, |record, extra| Ok(self.entry(record, extra, given)))
+        self.records.with_inode(parent, |record, extra| Ok(self.entry(record, extra, lifetime)))
     }
 
     pub(super) fn parent_of(&self, ino: u64) -> Result<u64> {
@@ -206,7 +207,7 @@ impl NameStore {
         record.stamp = self.take_stamp();
         let stamp = record.stamp;
         touch(handle, &mut record);
-        let entry = self.entry(&record, extra.as_deref(), making.given);
+        let entry = self.entry(&record, extra.as_deref(), making.lifetime);
         let rid = self.records.insert_with(record, extra);
         part.insert(place.key, rid);
         place.entries.push(stamp, rid);
@@ -244,7 +245,7 @@ impl NameStore {
         self.check_slots()?;
         let (mut record, extra) = self.new_record(&above, making)?;
         record.linkable = linkable;
-        let entry = self.entry(&record, extra.as_deref(), making.given);
+        let entry = self.entry(&record, extra.as_deref(), making.lifetime);
         self.records.insert_with(record, extra);
         Ok(entry)
     }
@@ -340,7 +341,7 @@ impl NameStore {
         handle: &GroupReadGuard<'_>,
         (ino, content): (u64, &Mutex<FileContent>),
         (parent, name): (u64, Name<'_>),
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
     ) -> Result<Entry> {
         let name = name.as_bytes();
         let check = |record: &InodeRecord| match record.directory() {
@@ -389,6 +390,6 @@ impl NameStore {
         entries.push(stamp, rid);
         dir.count.fetch_add(1, Ordering::Relaxed);
         self.record_name_change(parent, &dir, now);
-        self.records.with_record(rid, |record, extra| Ok(self.entry(record, extra, given)))
+        self.records.with_record(rid, |record, extra| Ok(self.entry(record, extra, lifetime)))
     }
 }

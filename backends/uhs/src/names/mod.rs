@@ -233,11 +233,11 @@ impl NameStore {
         &self,
         record: &InodeRecord,
         extra: Option<&RecordExtra>,
-        given: AnswerLifetime,
+        lifetime: AnswerLifetime,
     ) -> Entry {
         record.lookups.add();
-        let attr = self.attr_of(record, extra, given.attributes);
-        Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: given.name }
+        let attr = self.attr_of(record, extra, lifetime.attributes);
+        Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: lifetime.name }
     }
 
     /// Returns true if the inode has no lookups any more.

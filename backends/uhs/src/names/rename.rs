@@ -285,9 +285,15 @@ impl NameStore {
         whiteout: &NewNode<'_>,
     ) -> Result<()> {
         let node = &NewNode { kind: FileKind::CharDevice, rdev: 0, ..*whiteout };
-        let given = AnswerLifetime::default();
-        let making =
-            InodeCreation { node, target: None, keeps_sgid: true, opens: false, sure: true, given };
+        let lifetime = AnswerLifetime::default();
+        let making = InodeCreation {
+            node,
+            target: None,
+            keeps_sgid: true,
+            opens: false,
+            sure: true,
+            lifetime,
+        };
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = LockedName { parent, name, dir, entries, key };

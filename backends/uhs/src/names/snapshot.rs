@@ -221,13 +221,13 @@ impl NameStore {
         run_on_threads(threads, work)?;
         let dirs: Vec<u64> = found.iter().flat_map(|part| part.dirs.iter().copied()).collect();
         let whole = names.count().0 == inodes && names.is_tree(&dirs);
-        let mut told = SnapshotSlots::default();
+        let mut snapshot_slots = SnapshotSlots::default();
         for part in &mut found {
-            told.live.append(&mut part.slots.live);
-            told.stale.append(&mut part.slots.stale);
-            told.removals.append(&mut part.slots.removals);
+            snapshot_slots.live.append(&mut part.slots.live);
+            snapshot_slots.stale.append(&mut part.slots.stale);
+            snapshot_slots.removals.append(&mut part.slots.removals);
         }
-        whole.then_some((names, told))
+        whole.then_some((names, snapshot_slots))
     }
 
     /// Claims all blocks, and adds the inodes that have a full form.

@@ -47,7 +47,7 @@ impl InodeRepairer {
         next_ino: u64,
         now: DiskTime,
     ) -> Self {
-        let links = inodes.values().flat_map(|patient| &patient.inode.links);
+        let links = inodes.values().flat_map(|broken| &broken.inode.links);
         // Positions too large to have successors are replaced by new ones.
         let links = links.filter(|link| link.stamp < LAST_NEW);
         // 1 and 2 are the positions of `.` and `..`.
@@ -68,7 +68,7 @@ impl InodeRepairer {
     }
 
     fn repair_damaged(&mut self) {
-        let damaged = self.inodes.iter().filter(|(_, patient)| !patient.whole);
+        let damaged = self.inodes.iter().filter(|(_, broken)| !broken.whole);
         let damaged: Vec<u64> = damaged.map(|(ino, _)| *ino).collect();
         for ino in damaged {
             self.note(ino, RepairAction::Salvaged { ino });
@@ -84,8 +84,8 @@ impl InodeRepairer {
     fn add(&mut self, ino: u64, mut inode: DiskInode) {
         inode.ctime = self.now;
         self.changed.insert(ino);
-        let patient = RepairInode { inode, stamp: u64::MAX, records: Vec::new(), whole: true };
-        self.inodes.insert(ino, patient);
+        let broken = RepairInode { inode, stamp: u64::MAX, records: Vec::new(), whole: true };
+        self.inodes.insert(ino, broken);
     }
 
     fn new_ino(&mut self) -> u64 {
@@ -105,16 +105,16 @@ impl InodeRepairer {
 
     /// Makes types and sizes match the data.
     fn repair_kinds(&mut self) {
-        let wrong = |(ino, patient): (&u64, &RepairInode)| {
-            let kind = FileKind::from_mode(patient.inode.mode);
-            let is_sound = kind.is_some_and(|kind| fits(kind, &patient.inode))
+        let wrong = |(ino, broken): (&u64, &RepairInode)| {
+            let kind = FileKind::from_mode(broken.inode.mode);
+            let is_sound = kind.is_some_and(|kind| fits(kind, &broken.inode))
                 && (*ino != ROOT || kind == Some(FileKind::Directory));
             (!is_sound).then_some(*ino)
         };
         let wrong: Vec<u64> = self.inodes.iter().filter_map(wrong).collect();
         for ino in wrong {
-            let Some(patient) = self.inodes.get_mut(&ino) else { continue };
-            let inode = &mut patient.inode;
+            let Some(broken) = self.inodes.get_mut(&ino) else { continue };
+            let inode = &mut broken.inode;
             let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Directory);
             if ino != ROOT && !is_dir {
                 fit(inode);
@@ -136,8 +136,8 @@ impl InodeRepairer {
                 fit(&mut file);
                 let new = self.new_ino();
                 self.add(new, file);
-                if let Some(patient) = self.inodes.get_mut(&new) {
-                    patient.stamp = stamp;
+                if let Some(broken) = self.inodes.get_mut(&new) {
+                    broken.stamp = stamp;
                 }
                 self.repairs.push(RepairAction::Data { ino, file: new });
             }
@@ -147,17 +147,17 @@ impl InodeRepairer {
     /// Gives every block one owner.
     fn repair_blocks(&mut self) {
         let mut order: Vec<(u64, u64)> =
-            self.inodes.iter().map(|(ino, patient)| (patient.stamp, *ino)).collect();
+            self.inodes.iter().map(|(ino, broken)| (broken.stamp, *ino)).collect();
         order.sort_unstable_by(|a, b| b.cmp(a));
         for (_, ino) in order {
-            let Some(patient) = self.inodes.get_mut(&ino) else { continue };
-            for run in &patient.records {
+            let Some(broken) = self.inodes.get_mut(&ino) else { continue };
+            for run in &broken.records {
                 if self.claims.claim(run.block, run.count.into()).is_empty() {
                     // The records were read, and get other blocks.
                     self.changed.insert(ino);
                 }
             }
-            let InodeData::Extents(extents) = &mut patient.inode.data else { continue };
+            let InodeData::Extents(extents) = &mut broken.inode.data else { continue };
             let (left, pages) = self.claims.claim_extents(extents);
             if pages > 0 {
                 *extents = left;
@@ -190,9 +190,9 @@ impl InodeRepairer {
     /// Keeps the names that lie in directories and that no other inode has there.
     fn repair_names(&mut self) {
         let mut links = Vec::new();
-        for (ino, patient) in &mut self.inodes {
-            let taken = std::mem::take(&mut patient.inode.links);
-            links.extend(taken.into_iter().map(|link| (!patient.whole, link, *ino)));
+        for (ino, broken) in &mut self.inodes {
+            let taken = std::mem::take(&mut broken.inode.links);
+            links.extend(taken.into_iter().map(|link| (!broken.whole, link, *ino)));
         }
         // Links of undamaged inodes come first, and then older ones.
         links.sort_by_key(|(damaged, link, ino)| (*damaged, link.stamp, *ino));
@@ -212,8 +212,8 @@ impl InodeRepairer {
                 link.stamp = self.new_position();
                 self.note(ino, RepairAction::Position { ino });
             }
-            if let Some(patient) = self.inodes.get_mut(&ino) {
-                patient.inode.links.push(link);
+            if let Some(broken) = self.inodes.get_mut(&ino) {
+                broken.inode.links.push(link);
             }
         }
     }
@@ -244,8 +244,8 @@ impl InodeRepairer {
 
     /// Gives names in lost+found to inodes that have none.
     fn find_lost(&mut self) {
-        let lost = |(ino, patient): (&u64, &RepairInode)| {
-            (*ino != ROOT && patient.inode.links.is_empty()).then_some(*ino)
+        let lost = |(ino, broken): (&u64, &RepairInode)| {
+            (*ino != ROOT && broken.inode.links.is_empty()).then_some(*ino)
         };
         let lost: Vec<u64> = self.inodes.iter().filter_map(lost).collect();
         if lost.is_empty() {
@@ -263,14 +263,14 @@ impl InodeRepairer {
 
     fn link(&mut self, ino: u64, parent: u64, name: Vec<u8>) {
         let stamp = self.new_position();
-        if let Some(patient) = self.inodes.get_mut(&ino) {
-            patient.inode.links.push(InodeLink { parent, stamp, name });
+        if let Some(broken) = self.inodes.get_mut(&ino) {
+            broken.inode.links.push(InodeLink { parent, stamp, name });
         }
     }
 
     /// The names in a directory.
     fn names_in(&self, dir: u64) -> HashSet<Vec<u8>> {
-        let links = self.inodes.values().flat_map(|patient| &patient.inode.links);
+        let links = self.inodes.values().flat_map(|broken| &broken.inode.links);
         links.filter(|link| link.parent == dir).map(|link| link.name.clone()).collect()
     }
 
@@ -291,7 +291,7 @@ impl InodeRepairer {
 }
 
 fn stamp_of_inode(inodes: &BTreeMap<u64, RepairInode>, ino: u64) -> u64 {
-    inodes.get(&ino).map_or(0, |patient| patient.stamp)
+    inodes.get(&ino).map_or(0, |broken| broken.stamp)
 }
 
 /// Makes the type and the size of an inode that is no directory match its data.

@@ -63,14 +63,15 @@ pub(crate) fn repair_watched(
     let survey = survey_with_decision(&**device, newest, watch)?;
     let found = &survey.found;
     let mut line = BlockingQueue::new(&**device).map_err(device_error("open a queue"))?;
-    let (patients, removed) = read_inodes(&**device, &mut line, &survey)?;
+    let (broken_inodes, removed) = read_inodes(&**device, &mut line, &survey)?;
     let claims = reserved_blocks(&survey.superblock);
-    let mut mender = InodeRepairer::new(patients, claims, found.next_ino, Timestamp::now().into());
-    mender.repair();
+    let mut repairer =
+        InodeRepairer::new(broken_inodes, claims, found.next_ino, Timestamp::now().into());
+    repairer.repair();
     // A root that was made anew replaces a damaged one.
     let removed: Vec<u64> =
-        removed.into_iter().filter(|ino| !mender.inodes.contains_key(ino)).collect();
-    let mut repairs = mender.repairs;
+        removed.into_iter().filter(|ino| !repairer.inodes.contains_key(ino)).collect();
+    let mut repairs = repairer.repairs;
     repairs.extend(removed.iter().map(|ino| RepairAction::Removed { ino: *ino }));
     let cleared = || survey.unreadable.iter().chain(&found.lost_removals).copied();
     repairs.extend(cleared().map(|block| RepairAction::Slot { block }));
@@ -84,12 +85,12 @@ pub(crate) fn repair_watched(
     // The store makes the snapshot void, too.
     let is_damaged = snapshot::is_damaged(&**device, &survey.superblock);
     repairs.extend(is_damaged.then_some(RepairAction::Snapshot));
-    if repairs.is_empty() && mender.changed.is_empty() {
+    if repairs.is_empty() && repairer.changed.is_empty() {
         return Ok(repairs);
     }
     check_space(&survey.superblock, u64::MAX)?;
     let mut space = BlockSpace::new((survey.superblock.blocks / UNIT_BLOCKS) as u32);
-    for (start, end) in mender.claims.claimed_runs() {
+    for (start, end) in repairer.claims.claimed_runs() {
         for block in (start..end).step_by(UNIT_BLOCKS as usize) {
             space.claim(BlockRun { block, count: UNIT_BLOCKS.min(end - block) as u32 });
         }
@@ -97,8 +98,8 @@ pub(crate) fn repair_watched(
     let store = InodeStore::begin(Arc::clone(device), &survey, CommitRules::ALL, random)?;
     let removals = removed.into_iter().map(|ino| (ino, None));
     // New inodes come first: nothing is moved to a directory that is not there yet.
-    let written = mender.changed.iter().rev();
-    let written = written.map(|ino| (*ino, mender.inodes.get(ino).map(|found| &found.inode)));
+    let written = repairer.changed.iter().rev();
+    let written = written.map(|ino| (*ino, repairer.inodes.get(ino).map(|found| &found.inode)));
     let changes: Vec<(u64, Option<&DiskInode>)> = written.chain(removals).collect();
     let all = changes.len().div_ceil(GROUPED) as u64;
     for (at, part) in (0..).zip(changes.chunks(GROUPED)) {
@@ -216,7 +217,7 @@ fn read_inodes(
         let stamp = found.live.get(&ino).map_or(0, |version| version.stamp);
         let is_sound = DiskInode::decode(body).is_some();
         match read_inode(line, claim, body, stamp, is_sound) {
-            Some(patient) => drop(inodes.insert(ino, patient)),
+            Some(broken) => drop(inodes.insert(ino, broken)),
             None => removed.push(ino),
         }
         Ok(())
@@ -236,7 +237,7 @@ fn read_inodes(
         let body = identity.map(|identity| slot::damaged_body(&bytes, &identity));
         // The claims of a damaged inode yield to the claims of whole inodes.
         match body.and_then(|body| read_inode(line, claim, body, 0, false)) {
-            Some(patient) => drop(inodes.insert(*ino, patient)),
+            Some(broken) => drop(inodes.insert(*ino, broken)),
             None => removed.push(*ino),
         }
     }
@@ -271,8 +272,8 @@ fn read_inode(
         if found.whole {
             return Some(found);
         }
-        let worth = |patient: &RepairInode| {
-            (!patient.inode.links.is_empty(), patient.inode.data != InodeData::Nothing)
+        let worth = |broken: &RepairInode| {
+            (!broken.inode.links.is_empty(), broken.inode.data != InodeData::Nothing)
         };
         if best.as_ref().is_none_or(|best| worth(&found) > worth(best)) {
             best = Some(found);

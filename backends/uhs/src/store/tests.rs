@@ -319,11 +319,11 @@ fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
     let store = with_table(&sim, 300);
     let before = table(&sim);
     let slots = store.slots().0;
-    let given = store.give_back(64, 2, true).unwrap();
-    assert_eq!((given.len(), store.slots().0), (2, slots - 1024));
+    let granted = store.give_back(64, 2, true).unwrap();
+    assert_eq!((granted.len(), store.slots().0), (2, slots - 1024));
     let now = table(&sim);
     assert!(now.iter().all(|block| !before.contains(block)), "{now:?} {before:?}");
-    assert!(now.iter().all(|block| !given.contains(&((block / 512) as u32))));
+    assert!(now.iter().all(|block| !granted.contains(&((block / 512) as u32))));
     // Every copy leads to the present table, even if the power fails now.
     let mut cuts = sim.power_cuts();
     let cut = cuts.last().sample(&mut fastrand::Rng::with_seed(1));

@@ -223,9 +223,9 @@ impl CrashRun {
         while let Some(cut) = cuts.next() {
             let before = self.acknowledged.iter().filter(|sync| sync.events <= cut.event_index());
             let durable = DurableStates(before.collect());
-            let mut wish = share;
-            while random.f64() < wish {
-                wish -= 1.0;
+            let mut wanted_order = share;
+            while random.f64() < wanted_order {
+                wanted_order -= 1.0;
                 let ram = match cut.is_small() && random.u8(..4) == 0 {
                     true => random
                         .choice(cut.combinations().collect::<Vec<_>>())
@@ -414,7 +414,7 @@ fn random_operations_and_power_failures_until_stopped() {
     let first = std::env::var("DEFUSE_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = first.unwrap_or_else(|| fastrand::u64(..1 << 40));
     println!("from seed {first} on");
-    let (mut states, mut told) = (0, std::time::Instant::now());
+    let (mut states, mut reported) = (0, std::time::Instant::now());
     for seed in first.. {
         // Half of them share queues.
         let options = if seed.is_multiple_of(2) { OPTIONS } else { make_shared_options(seed / 2) };
@@ -427,8 +427,8 @@ fn random_operations_and_power_failures_until_stopped() {
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");
         });
-        if told.elapsed().as_secs() >= 10 {
-            told = std::time::Instant::now();
+        if reported.elapsed().as_secs() >= 10 {
+            reported = std::time::Instant::now();
             println!("{states} states, seed {seed}");
         }
     }

@@ -161,11 +161,11 @@ fn make_until_full(full: &FullVolume) -> u64 {
 #[test]
 fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
     let full = make_scattered(64, true);
-    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    let reported = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     let free = full.fs.engine().pool().space().units().free;
-    assert!(free >= 28 && told >= (free - 4) * 512, "{told} files in {free} units");
+    assert!(free >= 28 && reported >= (free - 4) * 512, "{reported} files in {free} units");
     let made = make_until_full(&full);
-    assert!(made >= told, "{made} files were made, and statfs said {told}");
+    assert!(made >= reported, "{made} files were made, and statfs said {reported}");
     full.fs.syncfs(&cx()).unwrap();
     let chunks = survey(&full.ram, RULES).unwrap().superblock.chunks.len();
     assert!(chunks >= 28, "{chunks} chunks");
@@ -176,11 +176,14 @@ fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
 #[test]
 fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
     let full = make_scattered(700, false);
-    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    let reported = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     let units = full.fs.engine().pool().space().units().free;
-    assert!(units > 330 && told <= 220 * 512, "{told} files in {units} units");
+    assert!(units > 330 && reported <= 220 * 512, "{reported} files in {units} units");
     let made = make_until_full(&full);
-    assert!(made >= told && told > made / 10 * 8, "{made} files were made, and statfs said {told}");
+    assert!(
+        made >= reported && reported > made / 10 * 8,
+        "{made} files were made, and statfs said {reported}"
+    );
     // An upgrade makes room for the others.
     full.fs.syncfs(&cx()).unwrap();
     let FullVolume { ram, fs } = full;
@@ -188,8 +191,8 @@ fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
     assert_eq!(crate::store::upgrade(&ram), Ok(CHUNK_TABLE));
     let opened = Uhs::open_by(Arc::new(ram.clone()), OPTIONS, RULES, random());
     let full = FullVolume { ram, fs: opened.unwrap().0 };
-    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
-    assert!(told > 50_000, "{told} files");
+    let reported = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    assert!(reported > 50_000, "{reported} files");
     for made in 0..2000 {
         full.make(&format!("more{made}"));
     }

@@ -145,11 +145,11 @@ fn figures_tell_depth_and_costs_of_each_queue() {
     assert!(value("queue_1_small_write").is_some_and(|cost| cost > 0));
     assert_eq!(value("queue_3_in_flight"), None);
     for figure in &figures {
-        let told = include_str!("../../../../docs/statistics.md");
+        let reported = include_str!("../../../../docs/statistics.md");
         let number = figure.name.split('_').nth(1).filter(|_| figure.name.starts_with("queue_"));
         let shown =
             number.map_or(figure.name.to_owned(), |number| figure.name.replacen(number, "N", 1));
-        assert!(told.contains(&format!("`{shown}`")), "docs/statistics.md lacks {shown}");
+        assert!(reported.contains(&format!("`{shown}`")), "docs/statistics.md lacks {shown}");
     }
     let names: BTreeSet<&str> = figures.iter().map(|figure| figure.name).collect();
     assert_eq!(names.len(), figures.len());

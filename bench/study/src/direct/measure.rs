@@ -233,11 +233,11 @@ impl DirectRound<'_> {
                 // There is only one pass, which must not start on an idle processor.
                 member.worker.perform(WorkerOrder { at_least_ms: AT_LEAST_MS, ..order })?;
             }
-            let asked = member
+            let requested = member
                 .mount
                 .filter(|_| case.table == DirectTable::Writes && member.target == MOUNT);
             let requests = |stage: &[crate::mount::StudyMount]| {
-                asked.map(|place| requests(&stage[place])).transpose()
+                requested.map(|place| requests(&stage[place])).transpose()
             };
             let before = requests(&stage.mounts)?;
             let outcome = member.worker.perform(order)?;

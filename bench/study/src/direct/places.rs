@@ -99,7 +99,7 @@ impl DirectSetup {
             let data = self.data(lower);
             fs::create_dir(&data)?;
             let mut group = vec![build.native(&data, lower.name())?];
-            group.push(build.mounted(
+            group.push(build.add_mounted(
                 MOUNT,
                 &own_configuration(),
                 &data,
@@ -108,7 +108,7 @@ impl DirectSetup {
             )?);
             if let (LowerFileSystem::Tmpfs, Some(program)) = (lower, libfuse) {
                 let config = libfuse_configuration(program);
-                group.push(build.mounted(LIBFUSE, &config, &data, lower, &mut self.mounts)?);
+                group.push(build.add_mounted(LIBFUSE, &config, &data, lower, &mut self.mounts)?);
             }
             group.push(build.start_in_run(DIRECT, lower.name(), &[], &passthrough(&data, ""))?);
             let served = passthrough(&data, ",backing=off");
@@ -216,7 +216,7 @@ impl WorkerStarter<'_> {
         self.member(NATIVE, name, words, None)
     }
 
-    fn mounted(
+    fn add_mounted(
         &self,
         target: &'static str,
         config: &StudyConfig,

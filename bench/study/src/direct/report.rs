@@ -211,7 +211,7 @@ fn curves(results: &DirectResults, cases: &[DirectCase], targets: &[&str]) -> St
     let series: Vec<(&'static str, Vec<f64>)> =
         targets.iter().map(|target| (colour(target), of(target))).collect();
     let most = series.iter().flat_map(|(_, values)| values).copied().fold(0.0, f64::max);
-    let told: Vec<String> = targets
+    let labels: Vec<String> = targets
         .iter()
         .zip(&series)
         .map(|(target, (_, values))| {
@@ -222,7 +222,7 @@ fn curves(results: &DirectResults, cases: &[DirectCase], targets: &[&str]) -> St
         .collect();
     let name = format!("{} on {}", first.op.name(), first.lower.name());
     let (from, to) = (size(first.block), size(last.block));
-    let label = format!("{name} from {from} to {to}: {}", told.join(", "));
+    let label = format!("{name} from {from} to {to}: {}", labels.join(", "));
     format!(
         "<figure><figcaption>{name}, up to {}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{from}</span>\
          <span>{to}</span></div></figure>\n",

@@ -154,7 +154,7 @@ fn curves(results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) -> 
         })
         .collect();
     let most = series.iter().flat_map(|(_, (_, values))| values).copied().fold(0.0, f64::max);
-    let told: Vec<String> = series
+    let labels: Vec<String> = series
         .iter()
         .map(|(target, _)| {
             let ends = [first, last].map(|case| format_rate(case, median(case, target)));
@@ -162,7 +162,7 @@ fn curves(results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) -> 
         })
         .collect();
     let (name, from, to) = (first.workload(), first.load(), last.load());
-    let label = format!("{name} from {from} to {to} jobs: {}", told.join(", "));
+    let label = format!("{name} from {from} to {to} jobs: {}", labels.join(", "));
     let series: Vec<(&'static str, Vec<f64>)> =
         series.into_iter().map(|(_, values)| values).collect();
     format!(
@@ -237,7 +237,7 @@ fn draw_loads(results: &GlusterResults, case: GlusterCase) -> String {
     for (target, kinds, rate) in measured {
         let parts = KINDS.iter().zip(kinds).map(|((class, _), value)| BarPart { value, class });
         let parts: Vec<BarPart> = parts.collect();
-        let told: Vec<String> = KINDS
+        let labels: Vec<String> = KINDS
             .iter()
             .zip(kinds)
             .map(|((_, name), value)| format!("{name} {value:.0} %"))
@@ -246,7 +246,7 @@ fn draw_loads(results: &GlusterResults, case: GlusterCase) -> String {
         let label = format!(
             "{}, {target}: {}; {}",
             case.name(),
-            told.join(", "),
+            labels.join(", "),
             format_rate(case, rate.median)
         );
         text.push_str(&line(target, &plot::draw_stacked(&parts, most, &label), &value));

@@ -203,7 +203,7 @@ fn run_once(
     place: &tree::ProgramsDirectory,
     counts: Option<&Path>,
 ) -> Result<Vec<script::ProgramTimes>> {
-    let (lower, mounted) = (place.make_empty()?, place.mounted());
+    let (lower, mounted) = (place.make_empty()?, place.mountpoint());
     let source = |kind: &'static str| {
         let mut source = OsString::from(kind);
         if kind == "passthrough:" {

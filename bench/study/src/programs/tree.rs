@@ -22,12 +22,12 @@ impl ProgramsDirectory {
             format!("cannot make {}: name another directory with --work", path.display())
         })?;
         let place = ProgramsDirectory(path);
-        fs::create_dir(place.mounted())?;
+        fs::create_dir(place.mountpoint())?;
         Ok(place)
     }
 
     /// The target of mounts.
-    pub fn mounted(&self) -> PathBuf {
+    pub fn mountpoint(&self) -> PathBuf {
         self.0.join("mounted")
     }
 

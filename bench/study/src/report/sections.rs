@@ -89,7 +89,7 @@ pub fn classes(results: &StudyResults) -> String {
         ));
         if let Some(stackfs) = StackfsConfig::from_name(config) {
             let published = ours.iter().filter_map(|(row, _)| {
-                Some(PublishedRow::get(*row)?.published(media).change_pct(stackfs))
+                Some(PublishedRow::get(*row)?.published_results(media).change_pct(stackfs))
             });
             text.push_str(&class_line("published", analysis::class_counts(published)));
         }
@@ -103,14 +103,14 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
         .zip(counts)
         .map(|(class, count)| BarSegment { value: count as f64, class: class.name() })
         .collect();
-    let told: Vec<String> = ChangeClass::ALL
+    let labels: Vec<String> = ChangeClass::ALL
         .iter()
         .zip(counts)
         .map(|(class, count)| format!("{count}{}", class.mark()))
         .collect();
-    let label = format!("{name}: {}", told.join(", "));
+    let label = format!("{name}: {}", labels.join(", "));
     let most = counts.iter().sum::<usize>() as f64;
-    line(name, &plot::draw_stacked(&parts, most, &label), &told.join(" "))
+    line(name, &plot::draw_stacked(&parts, most, &label), &labels.join(" "))
 }
 
 /// The rows with their changes, and the published changes.
@@ -155,13 +155,13 @@ fn throughput_line(results: &StudyResults, row: &PublishedRow, config: &str) -> 
         return line(config, "<span></span>", &format!("{} ops/s", plot::count(figure.ops_per_s)));
     };
     let published = StackfsConfig::from_name(config)
-        .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
+        .map(|stackfs| row.published_results(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
     let noise = if figure.noise { " (noise)" } else { "" };
     let value = format!("{} {change:+.0} %{}{noise}{beside}", class.mark(), spread(&figure));
-    let told =
+    let labels =
         published.map_or(String::new(), |published| format!(", published {published:+.1} %"));
-    let label = format!("{} {config}: {change:+.1} %, {}{told}", row.name, class.name());
+    let label = format!("{} {config}: {change:+.1} %, {}{labels}", row.name, class.name());
     line(config, &plot::change(change, class.name(), published, &label), &value)
 }
 
@@ -299,7 +299,7 @@ fn histograms(config: &str, measured: &CellMeasurement) -> String {
     let edge = |bucket: usize| plot::time(2f64.powi(bucket as i32 + 1));
     let mut text = format!("<h3>{}: {op}</h3>\n<div class=\"plots\">\n", escape(config));
     for (stage, latency) in found {
-        let told = format!(
+        let labels = format!(
             "{stage}: mean {}, half below {}, 99 % below {}, {} requests",
             plot::time(latency.mean_ns() as f64),
             plot::time(latency.percentile_ns(0.5) as f64),
@@ -309,8 +309,8 @@ fn histograms(config: &str, measured: &CellMeasurement) -> String {
         let _ = write!(
             text,
             "<figure><figcaption>{}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{}</span><span>{}</span></div></figure>",
-            escape(&told),
-            plot::histogram(latency, range, &format!("{config} {op} {told}")),
+            escape(&labels),
+            plot::histogram(latency, range, &format!("{config} {op} {labels}")),
             edge(range.0),
             edge(range.1 + 1)
         );
@@ -421,12 +421,12 @@ fn draw_bars(
             .zip(values)
             .map(|(class, value)| BarSegment { value: *value, class })
             .collect();
-        let told: Vec<String> = names
+        let labels: Vec<String> = names
             .iter()
             .zip(values)
             .map(|(name, value)| format!("{name} {}", unit(*value)))
             .collect();
-        let label = format!("{} {config}: {}", row.name, told.join(", "));
+        let label = format!("{} {config}: {}", row.name, labels.join(", "));
         text.push_str(&line(
             config,
             &plot::draw_stacked(&parts, most, &label),

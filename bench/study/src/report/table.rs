@@ -80,7 +80,7 @@ fn line(
             }
         });
         let published = StackfsConfig::from_name(config).map(|stackfs| {
-            let change = row.published(media).change_pct(stackfs);
+            let change = row.published_results(media).change_pct(stackfs);
             format!("({change:+.1}{})", ChangeClass::classify(change).mark())
         });
         let _ = write!(text, "  {change:>10} {:>9}", published.unwrap_or_default());
@@ -99,8 +99,9 @@ pub fn format_counts_line(results: &StudyResults, config: &str, media: StorageMe
     let mut text = format!("{config}: {}", format_counts(ours));
     if let Some(stackfs) = StackfsConfig::from_name(config) {
         let rows = analysis::changes(results, config).filter_map(|(row, _)| PublishedRow::get(row));
-        let published =
-            analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
+        let published = analysis::class_counts(
+            rows.map(|row| row.published_results(media).change_pct(stackfs)),
+        );
         let _ = write!(
             text,
             "; published for these rows ({}): {}",

@@ -177,8 +177,9 @@ fn describe_difference(
     changes: &[(u8, f64)],
 ) -> Option<String> {
     let media = media(results);
-    let published =
-        |row: u8| Some(crate::rows::PublishedRow::get(row)?.published(media).change_pct(stackfs));
+    let published = |row: u8| {
+        Some(crate::rows::PublishedRow::get(row)?.published_results(media).change_pct(stackfs))
+    };
     let same = changes.iter().filter(|(row, ours)| {
         published(*row).is_some_and(|p| ChangeClass::classify(p) == ChangeClass::classify(*ours))
     });

@@ -59,9 +59,9 @@ pub fn load(
     options: &LoadOptions,
 ) -> std::result::Result<WorkloadPlan, LanguageDiagnostic> {
     let statements = lang::parse(text, file)?;
-    let given = variables_from_options(options, &statements)?;
+    let overridden = variables_from_options(options, &statements)?;
     let mut builder = PlanBuilder {
-        given,
+        overridden,
         options,
         variables: VariableScope::default(),
         flowops: FlowopTable::default(),
@@ -103,7 +103,7 @@ fn variables_from_options(
             _ => None,
         })
         .collect();
-    let mut given = BTreeMap::new();
+    let mut overridden = BTreeMap::new();
     for text in &options.variables {
         let (name, value) = lang::parse_assignment(text)?;
         if !set.contains(&name.as_str()) {
@@ -116,9 +116,9 @@ fn variables_from_options(
                 suggestion: closest(&name, set.iter().copied()),
             });
         }
-        given.insert(name, value);
+        overridden.insert(name, value);
     }
-    Ok(given)
+    Ok(overridden)
 }
 
 #[derive(Default)]
@@ -142,7 +142,7 @@ struct FilesetDefinition {
 }
 
 struct PlanBuilder<'a> {
-    given: BTreeMap<String, ValueExpression>,
+    overridden: BTreeMap<String, ValueExpression>,
     options: &'a LoadOptions,
     variables: VariableScope,
     flowops: FlowopTable,
@@ -206,7 +206,7 @@ impl PlanBuilder<'_> {
     ) -> LanguageResult<()> {
         match command {
             LanguageCommand::Set { name, value, value_place } => {
-                let value = self.given.get(name).unwrap_or(value);
+                let value = self.overridden.get(name).unwrap_or(value);
                 let value = self.variables.resolve(value, *value_place)?;
                 self.variables.set(name, value);
             }

@@ -168,14 +168,14 @@ impl DeviceBinder {
         is_ending: &dyn Fn() -> bool,
     ) -> ConversationEnd {
         let pid = who.pid;
-        let (mut said, mut asked) = (Instant::now(), None::<Instant>);
+        let (mut said, mut requested) = (Instant::now(), None::<Instant>);
         loop {
             let next = channel.next_ask(self.tick());
             if is_ending() {
                 return ConversationEnd::Manager;
             }
             match next {
-                Ok(Some(ApplicationMessage::Pong)) if asked.take().is_some() => {
+                Ok(Some(ApplicationMessage::Pong)) if requested.take().is_some() => {
                     said = Instant::now()
                 }
                 Ok(Some(ApplicationMessage::Return)) => return ConversationEnd::Return,
@@ -192,8 +192,8 @@ impl DeviceBinder {
             if !device.moving.is_served() {
                 return ConversationEnd::Lost(format!("process {pid} does not answer requests"));
             }
-            match asked {
-                Some(asked) if asked.elapsed() > self.limit => {
+            match requested {
+                Some(requested) if requested.elapsed() > self.limit => {
                     let limit = self.limit;
                     return ConversationEnd::Lost(format!(
                         "process {pid} gives no sign of life for {limit:?}"
@@ -202,7 +202,7 @@ impl DeviceBinder {
                 None if said.elapsed() > self.limit / 4 => {
                     // One that does not receive does not answer either.
                     let _ = channel.answer(&ManagerMessage::Ping);
-                    asked = Some(Instant::now());
+                    requested = Some(Instant::now());
                 }
                 _ => {}
             }

@@ -36,7 +36,10 @@ pub fn map_shared(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallR
     let may_store = entry.file().flags().0 & 3 == libc::O_RDWR as u32;
     let stores = protection & libc::PROT_WRITE != 0;
     let (entry, kind) = (Arc::clone(entry), MappingKind::Copy);
-    note(at, ProgramMapping { len, offset, entry, file, stores, may_store, kind, is_told: false });
+    note(
+        at,
+        ProgramMapping { len, offset, entry, file, stores, may_store, kind, is_reported: false },
+    );
     Ok(at as i64)
 }
 

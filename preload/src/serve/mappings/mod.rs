@@ -101,7 +101,7 @@ pub fn unmap(call: &ProgramCall<'_>) -> CallResult {
 /// Writes back the copies from `from` to `end`, which are about to go.
 fn write_back_part(call: &ProgramCall<'_>, from: u64, end: u64) {
     if let Err(CallFailure::Errno(errno)) = copies::write_back(call, from, end, None)
-        && !table::is_told(from, end)
+        && !table::is_reported(from, end)
     {
         report_lost_store(errno, from, true);
     }
@@ -134,7 +134,7 @@ pub fn sync(call: &ProgramCall<'_>) -> CallResult {
     }
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     let synced = sync_part(call, from, end);
-    table::set_told(from, end, synced.is_err());
+    table::set_reported(from, end, synced.is_err());
     synced?;
     Err(CallFailure::Pass)
 }
@@ -154,7 +154,7 @@ pub fn write_back_all(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
 
 /// fsync(2) of a file has failed, and the program knows it.
 pub fn note_failed_sync(entry: &DescriptorEntry) {
-    table::set_told_of(entry);
+    table::set_reported_of(entry);
 }
 
 /// Writes back the copies of a file, before its fsync(2).

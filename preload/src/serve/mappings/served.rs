@@ -48,7 +48,7 @@ pub fn map(
             stores,
             may_store,
             kind,
-            is_told: false,
+            is_reported: false,
         },
     );
     Ok(Some(at as i64))

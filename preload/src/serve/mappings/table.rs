@@ -27,7 +27,7 @@ pub struct ProgramMapping {
     /// It may become so.
     pub may_store: bool,
     /// The program knows that stores are not in the file: the last msync(2) has failed.
-    pub is_told: bool,
+    pub is_reported: bool,
 }
 
 /// The memory of a mapping.
@@ -108,27 +108,27 @@ pub fn note_writable(from: u64, end: u64) {
 }
 
 /// Notes if the program has learned of stores from `from` to `end` that are not in the file.
-pub fn set_told(from: u64, end: u64, is_told: bool) {
+pub fn set_reported(from: u64, end: u64, is_reported: bool) {
     for (&at, mapping) in mappings().iter_mut() {
         if mapping.overlaps(at, (from, end)) {
-            mapping.is_told = is_told;
+            mapping.is_reported = is_reported;
         }
     }
 }
 
 /// Notes for all mappings of an open file that the program has learned of lost stores.
-pub fn set_told_of(entry: &DescriptorEntry) {
+pub fn set_reported_of(entry: &DescriptorEntry) {
     for mapping in mappings().values_mut() {
-        mapping.is_told |= Arc::ptr_eq(mapping.entry.file(), entry.file());
+        mapping.is_reported |= Arc::ptr_eq(mapping.entry.file(), entry.file());
     }
 }
 
 /// True if the program has learned of all lost stores from `from` to `end`.
-pub fn is_told(from: u64, end: u64) -> bool {
+pub fn is_reported(from: u64, end: u64) -> bool {
     let all = mappings();
     let mut stores =
         all.iter().filter(|(at, mapping)| mapping.stores && mapping.overlaps(**at, (from, end)));
-    stores.all(|(_, mapping)| mapping.is_told)
+    stores.all(|(_, mapping)| mapping.is_reported)
 }
 
 /// A mapping of a server's memory that the program may have stored to.
@@ -175,7 +175,7 @@ pub fn forget(from: u64, end: u64) {
     }
     drop(all);
     for (at, mapping) in gone {
-        let ProgramMapping { kind: MappingKind::Served(used), stores, is_told, entry, .. } =
+        let ProgramMapping { kind: MappingKind::Served(used), stores, is_reported, entry, .. } =
             mapping
         else {
             continue;
@@ -183,7 +183,7 @@ pub fn forget(from: u64, end: u64) {
         let ended = Arc::into_inner(used).map_or(Ok(()), |mut used| used.end());
         drop(entry);
         if let Err(errno) = ended
-            && !is_told
+            && !is_reported
         {
             report_lost_store(errno, at, stores);
         }
