@@ -67,7 +67,7 @@ impl FakeDevice {
 fn worker(pool: &Arc<WorkerPool>, device: &Arc<FakeDevice>) {
     pool.arrive();
     loop {
-        if pool.exiting() {
+        if pool.is_exiting() {
             return pool.exit();
         }
         match device.receive() {
@@ -129,7 +129,7 @@ fn check(requests: &'static [FakeRequest], limits: PoolLimits) {
             if handled == requests.len() {
                 break;
             }
-            if pending && pool.idle() == 0 {
+            if pending && pool.idle_workers() == 0 {
                 add(&pool, &device);
             }
             thread::yield_now();
@@ -141,7 +141,7 @@ fn check(requests: &'static [FakeRequest], limits: PoolLimits) {
             thread::yield_now();
         }
         let counts = pool.counts();
-        assert_eq!((counts.idle, counts.parked, pool.active()), (0, 0, 0), "{counts:?}");
+        assert_eq!((counts.idle, counts.parked, pool.active_workers()), (0, 0, 0), "{counts:?}");
         assert_eq!(pool.grow(), PoolGrowth::AtLimit, "nobody is started after the end");
     };
     let runs = std::env::var("SHUTTLE_RUNS").ok().and_then(|runs| runs.parse().ok());
