@@ -42,7 +42,7 @@ pub fn run(args: &CompletionsArgs) -> Result {
     let mut script = Vec::new();
     shell
         .write_registration(VARIABLE, "defuse", "defuse", "defuse", &mut script)
-        .map_err(CommandFailure::failed)?;
+        .map_err(CommandFailure::from_error)?;
     print(&String::from_utf8_lossy(&script))
 }
 
@@ -57,7 +57,7 @@ pub fn answer_shell() {
 /// Proposes mount points of this program, for commands that act on them.
 pub fn own_mounts() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
-        let mounts = registry::all();
+        let mounts = registry::list_all();
         let shown = mounts.iter().map(|found| (found.shown_mountpoint(), &found.entry.source));
         let all = shown.map(|(path, source)| candidate(&path, source));
         or_paths(matching(all, current), current)
@@ -71,7 +71,7 @@ pub fn all_mounts() -> ArgValueCompleter {
         let mounts =
             mounts.iter().map(|mount| (mount.mount_point.as_os_str(), mount.fstype.as_str()));
         let mounts: Vec<_> = mounts.map(|(path, help)| candidate(path, help)).collect();
-        let servers = servers::all();
+        let servers = servers::list_all();
         let servers = servers.iter().map(|server| candidate(&server.socket, &server.source));
         or_paths(matching(mounts.into_iter().chain(servers), current), current)
     })
@@ -110,7 +110,7 @@ impl ValueCompleter for CommandWords {
 pub fn image_kinds() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let kinds = SOURCES.kinds().filter(|kind| kind.images().is_some());
-        matching(kinds.map(|kind| candidate(kind.about().name, kind.about().help)), current)
+        matching(kinds.map(|kind| candidate(kind.facts().name, kind.facts().help)), current)
     })
 }
 
@@ -170,14 +170,14 @@ fn option_candidates<'a>(
 fn source_candidates(current: &OsStr) -> Vec<CompletionCandidate> {
     let text = current.as_bytes();
     let Some(colon) = text.iter().position(|&byte| byte == b':') else {
-        let kinds = SOURCES.kinds().map(|kind| kind.about());
+        let kinds = SOURCES.kinds().map(|kind| kind.facts());
         return matching(
             kinds.map(|about| candidate(format!("{}:", about.name), about.help)),
             current,
         );
     };
     let (prefix, rest) = text.split_at(colon + 1);
-    match kind_of(&text[..colon]).map(|kind| kind.about().rest) {
+    match kind_of(&text[..colon]).map(|kind| kind.facts().rest) {
         Some(SourceRest::Path) => {
             with_prefix(prefix, PathCompleter::any().complete(OsStr::from_bytes(rest)))
         }
@@ -186,7 +186,7 @@ fn source_candidates(current: &OsStr) -> Vec<CompletionCandidate> {
 }
 
 fn kind_of(name: &[u8]) -> Option<&'static dyn SourceKind> {
-    SOURCES.kinds().find(|kind| kind.about().name.as_bytes() == name)
+    SOURCES.kinds().find(|kind| kind.facts().name.as_bytes() == name)
 }
 
 fn candidate(value: impl Into<OsString>, help: &str) -> CompletionCandidate {

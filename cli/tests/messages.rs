@@ -158,7 +158,7 @@ fn shells_complete_sources_options_and_mounts() {
         assert!(script.contains("DEFUSE_COMPLETE") && script.contains("defuse"), "{script}");
         let mut answer = place.command(&["--", "defuse", "umount", ""]);
         let answer = answer.env("DEFUSE_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "2");
-        assert!(said(answer.output().unwrap()).out.contains(&at), "{shell}");
+        assert!(from_output(answer.output().unwrap()).out.contains(&at), "{shell}");
     }
     place.expect_success(&["umount", "mnt"]);
 }
