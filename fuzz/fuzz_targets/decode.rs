@@ -95,7 +95,7 @@ fn payload(data: RequestPayload<'_>, size: u32, input: &Range<*const u8>) {
 
 fn extensions(ext: &RequestExtensions<'_>, input: &Range<*const u8>) {
     for context in ext.security_contexts() {
-        assert!(is_within(input, context.name) && within(input, context.value));
+        assert!(is_within(input, context.name) && is_within(input, context.value));
     }
     assert!(ext.security_contexts().count() <= 31);
     assert!(is_within(input, ext.groups().as_bytes()));
