@@ -2,7 +2,7 @@
 //!
 //! Names of processes, mount points, sources, and messages of kernels and daemons may contain control
 //! characters. They could make a terminal act or show something else, and split a line of a log. All
-//! output goes through [`foreign`] or [`lines`].
+//! output goes through [`escape_controls`] or [`lines`].
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     escape(text, is_control)
 }
 
-/// [`foreign`] for text of several lines: line feeds and tabs stay. JSON stays JSON with the same value.
+/// [`escape_controls`] for text of several lines: line feeds and tabs stay. JSON stays JSON with the same value.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
 }

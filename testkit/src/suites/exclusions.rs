@@ -23,7 +23,7 @@ pub struct SuiteExclusion {
 /// The behaviour of an excluded case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExclusionEffect {
-    /// It fails. Tests of volumes check that it still does ([``]).
+    /// It fails. Tests of volumes check that it still does ([`list_outdated`]).
     Fails,
     /// It fails now and then.
     MayFail,
