@@ -28,6 +28,7 @@ mod package;
 mod packages;
 mod parts;
 mod publish;
+mod python;
 mod rings;
 mod runs;
 mod suite;

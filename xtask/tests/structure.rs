@@ -74,6 +74,8 @@ const UNSAFE_FILES: &[&str] = &[
     "capi/src/calls/xattrs.rs",
     "capi/src/mappings.rs",
     "capi/src/memory.rs",
+    // Buffers of Python.
+    "python/src/buffers.rs",
     // The functions of libfuse, which C calls, and the pointers that programs give.
     "libfuse/src/abi.rs",
     "libfuse/src/args.rs",
@@ -179,7 +181,8 @@ const UNSAFE_FILES: &[&str] = &[
 ];
 
 /// The crates in which a frontend may meet a backend.
-const COMPOSERS: &[&str] = &["compose", "preload", "capi", "cli", "bench", "testkit", "xtask"];
+const COMPOSERS: &[&str] =
+    &["compose", "preload", "capi", "python", "cli", "bench", "testkit", "xtask"];
 
 /// The workload engine. It is beside the benchmark, but depends on no competitor and no frontend, so
 /// that the program can use it.

@@ -8,7 +8,7 @@ use super::quick;
 use crate::apt::AptTool;
 use crate::packages::RequiredTool;
 use crate::parts::RunRecord;
-use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, package, publish, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, package, publish, python, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,6 +273,12 @@ pub const STEPS: &[TestStep] = &[
         "the POSIX suites and the exercisers on programs without a mount",
         TEST_TOOLS,
         runs::test,
+    ),
+    call(
+        "python",
+        "the wheel for Python, with fsspec, pandas, pyarrow and zarr, in every Python of this machine",
+        python::TOOLS,
+        python::test,
     ),
     cargo(
         "shuttle",
