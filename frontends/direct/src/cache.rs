@@ -41,9 +41,33 @@ struct Dentry {
 
 #[derive(Default)]
 struct DentryShard {
-    table: RwLock<HashTable<Dentry>>,
+    table: RwLock<DentryTable>,
     /// Increased by every removal, under the lock of the table.
     version: AtomicU64,
+}
+
+#[derive(Default)]
+struct DentryTable {
+    names: HashTable<Dentry>,
+    /// The hashes of names that calls of this process are changing, once for each call. Answers about them are not kept.
+    changing: Vec<u64>,
+}
+
+/// A call that changes a name, from before the call of the file system to the end of this value. Another thread may see the change as soon
+/// as the file system has made it. From then on no thread may find an older answer, which a lookup has received before.
+pub(crate) struct NameChange<'a> {
+    shard: &'a DentryShard,
+    hash: u64,
+}
+
+impl Drop for NameChange<'_> {
+    fn drop(&mut self) {
+        let mut table = write(self.shard);
+        self.shard.version.fetch_add(1, Ordering::Release);
+        if let Some(place) = table.changing.iter().position(|&hash| hash == self.hash) {
+            table.changing.swap_remove(place);
+        }
+    }
 }
 
 /// The cache of one mount.
@@ -82,7 +106,8 @@ impl DentryCache {
     pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<CachedLookup> {
         let hash = self.hash(parent, name);
         let table = self.shard(hash).table.read().unwrap_or_else(PoisonError::into_inner);
-        let found = table.find(hash, |dentry| dentry.parent == parent && *dentry.name == *name)?;
+        let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
+        let found = table.names.find(hash, same)?;
         if !self.fresh.has_name(found.lasts, parent, name) {
             return None;
         }
@@ -101,7 +126,19 @@ impl DentryCache {
         LookupTicket { version, moment: self.fresh.current_moment() }
     }
 
-    /// Caches an answer. If the shard has had a removal since the ticket was taken, the answer may be
+    /// Begins a change of a name. Call this before the file system makes it. `None` if the cache keeps nothing.
+    pub(crate) fn change(&self, parent: Ino, name: &[u8]) -> Option<NameChange<'_>> {
+        if self.is_off() {
+            return None;
+        }
+        let hash = self.hash(parent, name);
+        let shard = self.shard(hash);
+        write(shard).changing.push(hash);
+        self.remove(parent, name);
+        Some(NameChange { shard, hash })
+    }
+
+    /// Caches an answer. If the shard has had a removal since the ticket was taken, or the name is being changed, the answer may be
     /// outdated and is not cached.
     pub(crate) fn keep(
         &self,
@@ -117,11 +154,12 @@ impl DentryCache {
         let shard = self.shard(hash);
         let mut gone = Vec::new();
         let mut table = write(shard);
-        if shard.version.load(Ordering::Relaxed) != ticket.version {
+        let is_old = shard.version.load(Ordering::Relaxed) != ticket.version;
+        if is_old || table.changing.contains(&hash) {
             return;
         }
         let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
-        if let Some(old) = table.find_mut(hash, same) {
+        if let Some(old) = table.names.find_mut(hash, same) {
             old.lasts = lasts;
             // Drop the old node after the lock is released: if it is the last reference, the drop
             // calls the file system.
@@ -129,8 +167,8 @@ impl DentryCache {
             drop(table);
             return;
         }
-        if table.len() >= self.per_shard {
-            sweep(&mut table, &self.fresh, &mut gone);
+        if table.names.len() >= self.per_shard {
+            sweep(&mut table.names, &self.fresh, &mut gone);
         }
         let dentry = Dentry {
             parent,
@@ -139,7 +177,7 @@ impl DentryCache {
             lasts,
             used: AtomicBool::new(false),
         };
-        table.insert_unique(hash, dentry, |dentry| {
+        table.names.insert_unique(hash, dentry, |dentry| {
             self.hasher.hash_one((dentry.parent.0, &*dentry.name))
         });
         drop(table);
@@ -153,7 +191,7 @@ impl DentryCache {
         let mut table = write(shard);
         shard.version.fetch_add(1, Ordering::Release);
         let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
-        let gone = table.find_entry(hash, same).ok().map(|entry| entry.remove().0);
+        let gone = table.names.find_entry(hash, same).ok().map(|entry| entry.remove().0);
         drop(table);
         drop(gone);
     }
@@ -164,7 +202,7 @@ impl DentryCache {
         for shard in &self.shards {
             let mut table = write(shard);
             shard.version.fetch_add(1, Ordering::Release);
-            let gone = std::mem::take(&mut *table);
+            let gone = std::mem::take(&mut table.names);
             drop(table);
             drop(gone);
         }
@@ -179,7 +217,7 @@ impl DentryCache {
             let of = |dentry: &mut Dentry| {
                 dentry.node.as_ref().is_some_and(|node| inodes.contains(&node.ino()))
             };
-            let gone: Vec<_> = table.extract_if(of).collect();
+            let gone: Vec<_> = table.names.extract_if(of).collect();
             drop(table);
             drop(gone);
         }
@@ -187,13 +225,14 @@ impl DentryCache {
 
     /// The number of cached names.
     pub(crate) fn len(&self) -> usize {
-        let len =
-            |shard: &DentryShard| shard.table.read().unwrap_or_else(PoisonError::into_inner).len();
+        let len = |shard: &DentryShard| {
+            shard.table.read().unwrap_or_else(PoisonError::into_inner).names.len()
+        };
         self.shards.iter().map(len).sum()
     }
 }
 
-fn write(shard: &DentryShard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
+fn write(shard: &DentryShard) -> RwLockWriteGuard<'_, DentryTable> {
     shard.table.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -210,5 +249,43 @@ fn sweep(table: &mut HashTable<Dentry>, fresh: &ChangeTracker, gone: &mut Vec<Ar
     }
     if table.len() > before - before / 4 {
         gone.extend(table.drain().filter_map(|dentry| dentry.node));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_missing(cache: &DentryCache) -> bool {
+        matches!(cache.get(Ino::ROOT, b"name"), Some(CachedLookup::Missing))
+    }
+
+    /// A thread that had seen a directory, which another thread was making, found it missing afterwards: a third one had looked it up
+    /// before, and its answer was kept until the end of mkdir.
+    #[test]
+    fn no_answer_about_a_name_is_kept_while_it_changes() {
+        let cache = DentryCache::new(1024, ChangeTracker::default(), None);
+        let keep = |ticket| {
+            cache.keep(ticket, (Ino::ROOT, b"name"), None, AnswerValidity::Until(u64::MAX));
+        };
+        let before = cache.ticket(Ino::ROOT, b"name");
+        keep(before);
+        assert!(is_missing(&cache));
+        let change = cache.change(Ino::ROOT, b"name").unwrap();
+        assert!(!is_missing(&cache), "an answer from before the change");
+        let within = cache.ticket(Ino::ROOT, b"name");
+        for ticket in [before, within] {
+            keep(ticket);
+            assert!(!is_missing(&cache), "the change may have happened meanwhile");
+        }
+        let other = cache.change(Ino::ROOT, b"name").unwrap();
+        drop(change);
+        keep(cache.ticket(Ino::ROOT, b"name"));
+        assert!(!is_missing(&cache), "there is another change");
+        drop(other);
+        keep(within);
+        assert!(!is_missing(&cache), "an answer from within the change");
+        keep(cache.ticket(Ino::ROOT, b"name"));
+        assert!(is_missing(&cache));
     }
 }

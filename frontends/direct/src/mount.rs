@@ -14,7 +14,7 @@ use defuse_fs::{
 use defuse_probe::{Op, Recorder, StatsSnapshot};
 use defuse_process::ProcessOwner;
 
-use crate::cache::{CachedLookup, DentryCache, LookupTicket};
+use crate::cache::{CachedLookup, DentryCache, LookupTicket, NameChange};
 use crate::credentials::TaskCredentials;
 use crate::lifetime::{AnswerValidity, CallMoment};
 use crate::node::{CachedInode, MountCore};
@@ -433,6 +433,11 @@ impl ClientMount {
             return Ok(Some(Arc::clone(&self.root)));
         }
         Ok(Some(self.adopt(&entry, moment)))
+    }
+
+    /// Begins a change of `name` in `dir`, before the call of the file system: until the value is dropped, no answer about it is cached.
+    pub(crate) fn change_name(&self, dir: &CachedInode, name: &[u8]) -> Option<NameChange<'_>> {
+        self.names.change(dir.ino(), name)
     }
 
     /// Invalidates the caches for a change of `name` in `dir` that happens now or has just

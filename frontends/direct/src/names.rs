@@ -40,6 +40,7 @@ impl DirectClient {
         let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
+        let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
         self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
@@ -76,6 +77,7 @@ impl DirectClient {
         node.rdev = if device { rdev } else { 0 };
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
+        let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
         self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
@@ -99,6 +101,7 @@ impl DirectClient {
         let node = self.new_node(&spot.dir, FileKind::Symlink, 0o777, task, &who)?;
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
+        let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
         self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
@@ -167,6 +170,7 @@ impl DirectClient {
         }
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let (ino, dir) = (source.node.ino(), spot.dir.node.ino());
+        let _changing = spot.dir.mount.change_name(&spot.dir.node, name.as_bytes());
         let entry = spot.dir.mount.call(Op::LINK, |fs| fs.link(&cx, ino, dir, name));
         source.node.invalidate();
         self.finish_creation(spot, entry.map_err(map_missing_operation))
@@ -192,6 +196,7 @@ impl DirectClient {
         }
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let MountedInode { node, mount } = &dir;
+        let _changing = mount.change_name(node, name.as_bytes());
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
         if let Some(found) = found {
             found.invalidate();
@@ -223,6 +228,7 @@ impl DirectClient {
         }
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let MountedInode { node, mount } = &dir;
+        let _changing = mount.change_name(node, name.as_bytes());
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
         mount.record_path_change();
         found.invalidate();
@@ -283,6 +289,10 @@ impl DirectClient {
         let (from, to) = ((old_dir.node.ino(), old.name()?), (new_dir.node.ino(), new.name()?));
         let mount = &old_dir.mount;
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
+        let _changing = (
+            mount.change_name(&old_dir.node, old.bytes()),
+            mount.change_name(&new_dir.node, new.bytes()),
+        );
         let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
         if source.is_dir() || target.as_ref().is_some_and(CallTarget::is_dir) {
             mount.record_path_change();

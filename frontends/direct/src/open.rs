@@ -454,6 +454,7 @@ impl PendingOpen<'_> {
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
         let place = (dir.node.ino(), name);
+        let _changing = dir.mount.change_name(&dir.node, name.as_bytes());
         let made = dir.mount.call(Op::CREATE, |fs| {
             match shortcuts_of(fs).create_with(&cx, place.0, name, &node, data) {
                 Err(Errno::ENOSYS) => create_in_calls(fs, &cx, place, &node, data),
@@ -480,7 +481,8 @@ impl PendingOpen<'_> {
         let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
+        let _changing = dir.mount.change_name(&dir.node, name.as_bytes());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
