@@ -13,6 +13,8 @@ import pytest
 import defuse_fs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# A volume of GlusterFS, in a run that has one.
+VOLUMES = {"gluster": os.environ["DEFUSE_VOLUME"]} if "DEFUSE_VOLUME" in os.environ else {}
 _numbers = itertools.count(1)
 
 

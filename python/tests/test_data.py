@@ -13,12 +13,14 @@ import pytest
 import zarr
 
 import defuse_fs
-from conftest import new_memory, python
+from conftest import VOLUMES, new_memory, python
 from dictionary import DictionaryFileSystem
 
 
-@pytest.fixture(params=["memory", "uhs", "shared", "passthrough", "program"])
+@pytest.fixture(params=["memory", "uhs", "shared", "passthrough", "program", *VOLUMES])
 def source(request, tmp_path):
+    if request.param == "gluster":
+        return VOLUMES["gluster"]
     if request.param in ("uhs", "shared"):
         return request.getfixturevalue({"uhs": "image"}.get(request.param, request.param))
     if request.param == "program":

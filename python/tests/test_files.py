@@ -10,7 +10,7 @@ import time
 import pytest
 
 import defuse_fs
-from conftest import ROOT, unique
+from conftest import VOLUMES, unique
 
 
 class Kernel:
@@ -91,25 +91,29 @@ def story(calls, at):
     yield "names of bytes", outcome(write, at + name, "wb", b"1"), sorted(calls.listdir(os.fsencode(at)))
 
 
-@pytest.mark.parametrize("source", ["memory:", "passthrough:", "uhs:"])
+@pytest.mark.parametrize("source", ["memory:", "passthrough:", "uhs:", *VOLUMES])
 def test_calls_have_the_outcomes_of_os(source, tmp_path, request):
     if source == "uhs:":
         source = request.getfixturevalue("image")
     elif source == "passthrough:":
         (tmp_path / "below").mkdir()
         source += str(tmp_path / "below")
+    source = VOLUMES.get(source, source)
     target = unique()
     defuse_fs.mount(target, source)
     (tmp_path / "kernel").mkdir()
-    ours, kernels = story(defuse_fs, target), story(Kernel(), str(tmp_path / "kernel"))
+    # A volume has the files of other tests.
+    root = target + "/story"
+    defuse_fs.mkdir(root)
+    ours, kernels = story(defuse_fs, root), story(Kernel(), str(tmp_path / "kernel"))
     for mine, its in zip(ours, kernels):
         if its[0] == "types":
             assert mine[1] == its[1]
             assert mine[2] is TypeError
             continue
         assert mine == its
-    defuse_fs.rmtree(target + "/d")
-    assert not defuse_fs.exists(target + "/d")
+    defuse_fs.rmtree(root)
+    assert not defuse_fs.exists(root)
     defuse_fs.unmount(target)
 
 

@@ -136,6 +136,29 @@ def test_an_exception_that_is_no_answer_is_shown(monkeypatch):
         defuse_fs.mount("none:", Broken(), "size=3")
 
 
+def test_a_write_is_what_its_method_says():
+    class Partial(DictionaryFileSystem):
+        taken = 3
+
+        def write(self, path, data, offset, fh):
+            super().write(path, data[: self.taken], offset, fh)
+            return self.taken
+
+    program, target = Partial(), unique()
+    defuse_fs.mount(target, program)
+    with defuse_fs.open(target + "/file", "wb", buffering=0) as file:
+        assert file.write(b"12345") == 3
+        defuse_fs.write_file(target + "/other", b"1234567")
+        assert defuse_fs.read_file(target + "/other") == b"1234567"
+        program.taken = 0
+        with pytest.raises(OSError) as raised:
+            file.write(b"67")
+        assert raised.value.errno == errno.EIO
+        program.taken = 100
+        assert file.write(b"67") == 2
+    defuse_fs.unmount(target)
+
+
 def test_many_threads_use_one_file_system_in_python():
     target, program = unique(), DictionaryFileSystem()
     defuse_fs.mount(target, program)

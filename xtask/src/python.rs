@@ -17,6 +17,13 @@ pub const TOOLS: &[RequiredTool] = &[
     RequiredTool::package("python3", "python3"),
     // Without it, an environment has no pip.
     RequiredTool::package("python3-venv", "/usr/lib/python3*/ensurepip/__init__.py"),
+    RequiredTool::package_for("glusterfs-server", "glusterd", "volumes of GlusterFS from Python"),
+    RequiredTool::package_for(
+        "libgfapi0",
+        "/usr/lib/*/libgfapi.so.0",
+        "volumes of GlusterFS from Python",
+    ),
+    RequiredTool::package_for("iproute2", "ip", "volumes of GlusterFS from Python"),
 ];
 
 /// The versions of Python 3 for which the wheel must work.
@@ -29,13 +36,11 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     let wheel = build(&python, &base)?;
     install(&python, &wheel, None)?;
     // With a test of its package, the program has the features that it has in step `test`.
-    let program = ["build", "--workspace", "--lib", "--bin", "defuse", "--test", "messages"];
-    command::run(command::cargo().args(program))?;
+    let program = "build --workspace --lib --bin defuse --bin gluster_volumes --test messages";
+    command::run(command::cargo().args(program.split(' ')))?;
     let mut tests = Command::new(&python);
-    tests.args(["-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider"]);
-    tests.arg("--basetemp").arg(base.join("files")).arg("python/tests");
-    tests.env("DEFUSE_PROGRAM", command::program_under_test()?);
-    skipped(&said(&mut tests)?).iter().for_each(|why| parts.skip(why));
+    skipped(&said(pytest(&mut tests, &base)?)?).iter().for_each(|why| parts.skip(why));
+    test_volume(&python, &base)?;
     let plain = base.join("plain");
     if plain.exists() {
         fs::remove_dir_all(&plain)?;
@@ -55,6 +60,23 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
         parts.not_here(&format!("there is no Python {}", missing.join(", ")));
     }
     Ok(())
+}
+
+/// Adds the arguments of the tests.
+fn pytest<'a>(python: &'a mut Command, base: &Path) -> Result<&'a mut Command> {
+    python.args(["-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:cacheprovider"]);
+    python.arg("--basetemp").arg(base.join("files")).arg("python/tests");
+    Ok(python.env("DEFUSE_PROGRAM", command::program_under_test()?))
+}
+
+/// Runs the tests that a volume of GlusterFS can have, with one. The preparation of the step names the tools that are missing.
+fn test_volume(python: &Path, base: &Path) -> Result<()> {
+    if !command::is_root() || !TOOLS.iter().all(RequiredTool::is_there) {
+        return Ok(());
+    }
+    let mut run = Command::new(command::program_under_test()?.with_file_name("gluster_volumes"));
+    run.arg("run").arg(python).env("DEFUSE_VOLUME", "gluster://127.1.1.1/dist");
+    said(pytest(&mut run, base)?.args(["-k", "gluster"])).map(drop)
 }
 
 /// Runs a program in the root of the project, shows what it says, and returns it.

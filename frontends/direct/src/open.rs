@@ -481,7 +481,7 @@ impl PendingOpen<'_> {
         let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
         let _changing = dir.mount.change_name(&dir.node, name.as_bytes());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));

@@ -250,7 +250,9 @@ impl PathFileSystem for ObjectFileSystem {
             let Ok(count) = taken else { return Ok(Err(Errno::EIO)) };
             let object = self.opened.object(py, Some(file.fh));
             let written = method.call1((text(py, path)?, bytes, args.offset, object))?;
-            Ok(Ok(if written.is_none() { count } else { written.extract()? }))
+            let written = if written.is_none() { count } else { written.extract()? };
+            // Programs repeat a write of which nothing was taken.
+            Ok(if written == 0 && count > 0 { Err(Errno::EIO) } else { Ok(written.min(count)) })
         })?
     }
 

@@ -32,6 +32,8 @@ pub fn name(part: PackagePart) -> &'static str {
         PackagePart::Study => "defuse-study",
         PackagePart::Library => "libdefuse0",
         PackagePart::Development => "libdefuse-dev",
+        // The name of the module, as Debian's policy has it.
+        PackagePart::Python => "python3-defuse-fs",
     }
 }
 
@@ -57,7 +59,7 @@ pub fn make(
         )?;
         Ok(file)
     };
-    PackagePart::ALL.into_iter().map(one).collect()
+    PackagePart::OF_DEBIAN.into_iter().map(one).collect()
 }
 
 /// The documents that Debian's policy demands.
@@ -115,6 +117,9 @@ fn control(base: &Path, part: PackagePart, facts: &ReleaseFacts, work: &Path) ->
             write(&about.join("shlibs"), &line, 0o644)?;
             write(&about.join("triggers"), "activate-noawait ldconfig\n", 0o644)
         }
+        PackagePart::Python => {
+            write(&about.join("prerm"), include_str!("deb/python3-prerm"), 0o755)
+        }
         PackagePart::Study | PackagePart::Development => Ok(()),
     }
 }
@@ -126,11 +131,13 @@ fn fields(part: PackagePart, facts: &ReleaseFacts, needs: &str, kibibytes: u64) 
         PackagePart::Program | PackagePart::Library => needs.to_owned(),
         PackagePart::Study => format!("{}, {needs}", own(PackagePart::Program)),
         PackagePart::Development => own(PackagePart::Library),
+        PackagePart::Python => format!("python3 (>= 3.9), {needs}"),
     };
     let section = match part {
         PackagePart::Program | PackagePart::Study => "utils",
         PackagePart::Library => "libs",
         PackagePart::Development => "libdevel",
+        PackagePart::Python => "python",
     };
     let mut fields = format!(
         "Package: {}\nSource: defuse\nVersion: {}\nArchitecture: {ARCHITECTURE}\nMaintainer: {}\n\
@@ -142,6 +149,9 @@ fn fields(part: PackagePart, facts: &ReleaseFacts, needs: &str, kibibytes: u64) 
     if part == PackagePart::Program {
         // fusermount3, by which users other than root mount.
         fields += "Recommends: fuse3\nSuggests: defuse-study\n";
+    }
+    if part == PackagePart::Python {
+        fields += "Suggests: python3-fsspec\n";
     }
     let _ = write!(fields, "Section: {section}\nPriority: optional\n");
     if !facts.homepage.is_empty() {

@@ -110,6 +110,7 @@ fn build(glibc: TargetGlibc, own: &Path) -> Result<BuiltFiles> {
     let (dir, mut cargo) = (own.join("build"), command::cargo());
     cargo.args(["build", "--profile", "dist"]).arg("--target-dir").arg(&dir);
     cargo.args(["-p", "defuse", "-p", "defuse-study-program", "-p", "defuse-capi"]);
+    cargo.args(["-p", "defuse-python"]);
     cargo.env("CC", &compiler).env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", &compiler);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", remap_flags()?);
     command::run(&mut cargo)?;
@@ -132,7 +133,8 @@ fn make(
     glibc: TargetGlibc,
     to: &Path,
 ) -> Result<Vec<PathBuf>> {
-    let objects = [&built.program, &built.study, &built.preload].map(PathBuf::as_path);
+    let objects =
+        [&built.program, &built.study, &built.preload, &built.module].map(PathBuf::as_path);
     let needed = glibc.find_needed(&objects)?.to_string();
     let work = tempfile::tempdir_in(to)?;
     let place = |name: &str| -> Result<PathBuf> {

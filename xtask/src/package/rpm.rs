@@ -27,6 +27,8 @@ fn name(part: PackagePart) -> &'static str {
         PackagePart::Study => "defuse-study",
         PackagePart::Library => "libdefuse0",
         PackagePart::Development => "libdefuse-devel",
+        // Distributions with rpm have a directory of modules for each version of Python: there is the wheel.
+        PackagePart::Python => "python3-defuse-fs",
     }
 }
 
@@ -141,7 +143,7 @@ fn section(part: PackagePart, base: &Path) -> Result<String> {
             );
         }
         PackagePart::Program => text += SCRIPTS,
-        PackagePart::Study | PackagePart::Development => {}
+        PackagePart::Study | PackagePart::Development | PackagePart::Python => {}
     }
     let _ = writeln!(text, "%files{option}\n%defattr(-,root,root,-)");
     if part == PackagePart::Program {
@@ -161,7 +163,7 @@ fn needs(part: PackagePart) -> String {
     match part {
         PackagePart::Study => own(PackagePart::Program),
         PackagePart::Development => own(PackagePart::Library),
-        PackagePart::Program | PackagePart::Library => String::new(),
+        PackagePart::Program | PackagePart::Library | PackagePart::Python => String::new(),
     }
 }
 

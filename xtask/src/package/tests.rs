@@ -45,6 +45,7 @@ fn stand_ins(dir: &Path) -> BuiltFiles {
     let program = compile(dir, PROGRAM, &["-g", "-pthread"], "defuse");
     let study = compile(dir, PROGRAM, &["-g", "-pthread"], "defuse-study");
     let preload = compile(dir, LIBRARY, &["-shared", "-fPIC", "-s"], "libdefuse_preload.so");
+    let module = compile(dir, LIBRARY, &["-shared", "-fPIC", "-g"], "libdefuse_python.so");
     let object = compile(dir, LIBRARY, &["-c", "-fPIC", "-g"], "library.o");
     let library = dir.join("libdefuse.a");
     command::run(Command::new("ar").arg("rcD").arg(&library).arg(object)).unwrap();
@@ -55,7 +56,7 @@ fn stand_ins(dir: &Path) -> BuiltFiles {
     } else {
         [program.clone(), study.clone()]
     };
-    BuiltFiles { program, study, preload, library, printers, compiler: "cc".into() }
+    BuiltFiles { program, study, preload, library, module, printers, compiler: "cc".into() }
 }
 
 fn facts() -> ReleaseFacts {
@@ -111,7 +112,7 @@ fn check_reproducible(built: &BuiltFiles, first: &[PathBuf]) {
     std::thread::sleep(Duration::from_millis(1100));
     let place = tempfile::tempdir().unwrap();
     let second = make(built, &facts(), TargetGlibc::Own, place.path()).unwrap();
-    assert_eq!(first.len(), 9, "{first:?}");
+    assert_eq!(first.len(), 10, "{first:?}");
     for (one, other) in first.iter().zip(&second) {
         assert_eq!(one.file_name(), other.file_name());
         assert!(fs::read(one).unwrap() == fs::read(other).unwrap(), "{} differs", one.display());
@@ -144,6 +145,18 @@ fn check_debian(made: &[PathBuf]) {
     for path in ["include/defuse.h", "lib/x86_64-linux-gnu/libdefuse.a"] {
         assert!(listed.contains(&format!("-rw-r--r-- root/root ./usr/{path}")), "{listed:#?}");
     }
+    let python = deb("python3-defuse-fs_");
+    let listed = entries(&said("dpkg-deb", &["--contents"], &python));
+    let modules = "./usr/lib/python3/dist-packages";
+    for path in ["defuse_fs/__init__.py", "defuse_fs/fsspec.py", "defuse_fs/_core.abi3.so"] {
+        assert!(listed.contains(&format!("-rw-r--r-- root/root {modules}/{path}")), "{listed:#?}");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mut unpack = Command::new("dpkg-deb");
+    command::run(unpack.arg("--extract").arg(&python).arg(place.path())).unwrap();
+    let points = "usr/lib/python3/dist-packages/defuse_fs-0.1.0.dist-info/entry_points.txt";
+    let points = fs::read_to_string(place.path().join(points)).unwrap();
+    assert_eq!(points, "[fsspec.specs]\ndefuse = defuse_fs.fsspec:DefuseFileSystem\n");
     let field = |file: &Path, name: &str| {
         let mut ask = Command::new("dpkg-deb");
         command::output(ask.arg("--field").arg(file).arg(name)).unwrap()
@@ -153,6 +166,7 @@ fn check_debian(made: &[PathBuf]) {
     let version = facts().version;
     let development = field(&deb("libdefuse-dev_"), "Depends");
     assert_eq!(development.trim(), format!("libdefuse0 (= {version})"));
+    assert!(field(&python, "Depends").starts_with("python3 (>= 3.9), libc6 (>= 2."));
     assert!(
         field(&deb("defuse-study_"), "Depends").starts_with(&format!("defuse (= {version}), "))
     );
@@ -161,7 +175,9 @@ fn check_debian(made: &[PathBuf]) {
         return;
     }
     let packages: Vec<PathBuf> =
-        ["defuse_", "defuse-study_", "libdefuse0_", "libdefuse-dev_"].map(deb).into();
+        ["defuse_", "defuse-study_", "libdefuse0_", "libdefuse-dev_", "python3-defuse-fs_"]
+            .map(deb)
+            .into();
     let errors = deb::errors(&packages).unwrap();
     assert!(errors.is_empty(), "{errors}");
 }

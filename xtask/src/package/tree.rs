@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command;
 use crate::install::{self, InstallTarget};
-use crate::library::LibraryInstall;
+use crate::library::{LibraryInstall, VERSION};
 
 /// The files of a build from which packages are made.
 pub struct BuiltFiles {
@@ -19,6 +19,8 @@ pub struct BuiltFiles {
     pub preload: PathBuf,
     /// libdefuse.a.
     pub library: PathBuf,
+    /// The module for Python.
+    pub module: PathBuf,
     /// Programs that print the manual pages and completions: those of the build, unless tests have smaller ones.
     pub printers: [PathBuf; 2],
     /// The C compiler, which links libdefuse.so.
@@ -33,6 +35,7 @@ impl BuiltFiles {
             printers: [program.clone(), study.clone()],
             preload: dir.join("deps/libdefuse_preload.so"),
             library: dir.join("libdefuse.a"),
+            module: dir.join("libdefuse_python.so"),
             program,
             study,
             compiler,
@@ -65,11 +68,22 @@ pub enum PackagePart {
     Study,
     Library,
     Development,
+    Python,
 }
 
 impl PackagePart {
+    /// The parts that all kinds of packages have.
     pub const ALL: [PackagePart; 4] =
         [PackagePart::Program, PackagePart::Study, PackagePart::Library, PackagePart::Development];
+
+    /// The parts of Debian, whose directory for modules is that of all its versions of Python 3.
+    pub const OF_DEBIAN: [PackagePart; 5] = [
+        PackagePart::Program,
+        PackagePart::Study,
+        PackagePart::Library,
+        PackagePart::Development,
+        PackagePart::Python,
+    ];
 
     /// The summary, and the description.
     pub fn description(self) -> (&'static str, &'static str) {
@@ -92,6 +106,11 @@ impl PackagePart {
             PackagePart::Development => (
                 "user-space file systems in the application's own process (development)",
                 "The header, the static library, the description for pkg-config and the manual pages of libdefuse.",
+            ),
+            PackagePart::Python => (
+                "user-space file systems in the process of a Python program",
+                "The module defuse_fs: files and the functions of os on the file systems of defuse without a mount, \
+                 defuse:// for fsspec, and file systems that are written in Python.",
             ),
         }
     }
@@ -153,11 +172,39 @@ pub fn fill(
             library.development(&stripped, &at)?;
             fs::remove_file(stripped)?;
         }
+        PackagePart::Python => module(&base.join("lib/python3/dist-packages"), &built.module)?,
     }
     if layout.compressed {
         compress(&base.join("share/man"))?;
     }
     Ok(())
+}
+
+/// Puts the package for Python into a directory of modules, with the description by which programs find its entry points.
+fn module(to: &Path, module: &Path) -> Result<()> {
+    let (at, python) = (InstallTarget::of_package(to), command::root().join("python"));
+    strip(module, &to.join("defuse_fs/_core.abi3.so"), &["--strip-unneeded"], 0o644)?;
+    for file in files_in(&python.join("defuse_fs"))? {
+        if file.extension().is_some_and(|end| end == "py") {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            at.copy(&file, &format!("defuse_fs/{name}"), 0o644)?;
+        }
+    }
+    let about = format!("defuse_fs-{VERSION}.dist-info");
+    let metadata = format!("Metadata-Version: 2.1\nName: defuse-fs\nVersion: {VERSION}\n");
+    at.write(&format!("{about}/METADATA"), metadata.as_bytes(), 0o644)?;
+    let project = fs::read_to_string(python.join("pyproject.toml"))?;
+    let points = entry_points(&project).context("pyproject.toml has no entry points")?;
+    at.write(&format!("{about}/entry_points.txt"), points.as_bytes(), 0o644)
+}
+
+/// The file entry_points.txt that a wheel has for a pyproject.toml with one group of entry points.
+fn entry_points(project: &str) -> Option<String> {
+    let (_, rest) = project.split_once("[project.entry-points.")?;
+    let (group, rest) = rest.split_once("]\n")?;
+    let points = rest.lines().take_while(|line| !line.is_empty());
+    let points: String = points.map(|line| line.replace('"', "") + "\n").collect();
+    Some(format!("[{}]\n{points}", group.trim_matches('"')))
 }
 
 fn program(

@@ -14,6 +14,8 @@ fail() {
 installed() {
     test -x /usr/bin/defuse && test -x /usr/bin/defuse-study && test -e /usr/include/defuse.h
 }
+# Its removal would leave more than that of a package of ours.
+apt-get -q install -y --no-install-recommends python3 > /tmp/apt 2>&1 || { cat /tmp/apt; fail "apt-get install python3"; }
 paths > /tmp/before
 begun=$(date +%s)
 apt-get -q install -y --no-install-recommends ./*.deb > /tmp/apt 2>&1 || { cat /tmp/apt; fail "apt-get install"; }
@@ -45,10 +47,15 @@ mount | grep -q ' /mnt/a ' || fail "a mount by its configuration"
 defuse umount /mnt/a
 rm -r /etc/defuse
 defuse study --help > /dev/null || fail "defuse-study"
+python3 -c '
+import defuse_fs
+defuse_fs.mount("x:", "memory:")
+defuse_fs.write_file("x:/file", b"hello")
+assert defuse_fs.read_file("x:/file") == b"hello"' || fail "the module for Python"
 ldconfig -p | grep -q libdefuse.so.0 || fail "libdefuse is not known to the loader"
 rmdir /mnt/a
 
-apt-get -q purge -y defuse defuse-study libdefuse0 libdefuse-dev > /tmp/apt 2>&1 || { cat /tmp/apt; fail "apt-get purge"; }
+apt-get -q purge -y defuse defuse-study libdefuse0 libdefuse-dev python3-defuse-fs > /tmp/apt 2>&1 || { cat /tmp/apt; fail "apt-get purge"; }
 ! installed || fail "a file is left"
 paths > /tmp/after
 diff /tmp/before /tmp/after || fail "these paths are left or gone"
