@@ -5,6 +5,7 @@ use defuse_fs::{
     OpenReply, PathResolution, ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink,
 };
 
+use crate::call::CheckedCall;
 use crate::connection::PeerConnection;
 use crate::pages::WholeBytes;
 use crate::rules::{EXEC, READ};
@@ -12,6 +13,9 @@ use crate::steps::{DirectoryNames, resolve_name};
 
 /// The maximum number of names that one call examines.
 const MOST_NAMES: usize = 256;
+
+/// The names that are listed beyond the number of wanted files.
+const OTHER_NAMES: usize = 4;
 
 /// The files that a client requests to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -72,28 +76,17 @@ impl<F: FileSystem> PeerConnection<F> {
         if !self.ledger.usage.has_room_ahead() {
             return Ok(Some(wanted.from));
         }
-        let listed = DirectoryNames::list(call.fs, cx, dir, (wanted.from, MOST_NAMES))?;
-        let mut count = 0;
-        let mut at = wanted.from;
-        for (bytes, next) in &listed.all {
-            // The other half of the files that the client may have open is left for its own opens.
-            if count == wanted.most || !self.ledger.usage.has_room_ahead() {
-                return Ok(Some(at));
-            }
-            // The listing has . and .., which are no names.
-            let looked =
-                Name::new(bytes).map(|name| resolve_name(&self.ledger, &call, cx, (dir, name)));
-            let found = match looked {
-                Ok(Err(Errno::ENOSYS)) => return Err(Errno::ENOSYS),
-                Ok(Ok(PathResolution::Inode { ino, attr, .. })) => Some((ino, attr)),
-                _ => None,
-            };
-            let is_small = found.filter(|(_, attr)| {
-                attr.kind == FileKind::Regular && attr.size <= wanted.most_bytes as u64
-            });
-            if let Some((ino, _)) = is_small {
-                // A file that cannot be opened is left to a later open of the client.
-                if let Ok(file) = self.open_whole(cx, ino, wanted, &version) {
+        let (mut count, mut at, mut left) = (0, wanted.from, MOST_NAMES);
+        // Most names of such a directory are small files.
+        let mut piece = wanted.most + OTHER_NAMES;
+        while left > 0 {
+            let listed = DirectoryNames::list(call.fs, cx, dir, (at, piece.min(left)))?;
+            for (bytes, next) in &listed.all {
+                // The other half of the files that the client may have open is left for its own opens.
+                if count == wanted.most || !self.ledger.usage.has_room_ahead() {
+                    return Ok(Some(at));
+                }
+                if let Some(file) = self.open_small(&call, cx, (dir, bytes), (wanted, &version))? {
                     let (ino, fh) = (file.ino, file.opened.fh);
                     if !report(file) {
                         self.close_ahead(cx, File { ino, fh }, (wanted.flags, false));
@@ -101,10 +94,38 @@ impl<F: FileSystem> PeerConnection<F> {
                     }
                     count += 1;
                 }
+                at = *next;
             }
-            at = *next;
+            if listed.is_end {
+                return Ok(None);
+            }
+            left -= listed.all.len().min(left);
+            piece = MOST_NAMES;
         }
-        Ok((!listed.is_end).then_some(at))
+        Ok(Some(at))
+    }
+
+    /// Opens and reads the file of this name in a directory, if it is small and may be opened. Fails with `ENOSYS` for a file system
+    /// that cannot resolve paths.
+    fn open_small(
+        &self,
+        call: &CheckedCall<'_, F>,
+        cx: &Context<'_>,
+        (dir, name): (Ino, &[u8]),
+        (wanted, version): (WantedFiles, &impl Fn(Ino) -> Option<u64>),
+    ) -> Result<Option<WholeOpenFile>> {
+        // The listing has . and .., which are no names.
+        let Ok(name) = Name::new(name) else { return Ok(None) };
+        let (ino, attr) = match resolve_name(&self.ledger, call, cx, (dir, name)) {
+            Err(Errno::ENOSYS) => return Err(Errno::ENOSYS),
+            Ok(PathResolution::Inode { ino, attr, .. }) => (ino, attr),
+            _ => return Ok(None),
+        };
+        if attr.kind != FileKind::Regular || attr.size > wanted.most_bytes as u64 {
+            return Ok(None);
+        }
+        // A file that cannot be opened is left to a later open of the client.
+        Ok(self.open_whole(cx, ino, wanted, version).ok())
     }
 
     /// Opens a file and reads it. `EAGAIN` if it changes meanwhile, or is too large by now.
