@@ -506,9 +506,9 @@ impl ClientMount {
         let version = node.version();
         let acl = self.fetch_acl(node.ino(), who)?;
         let decided = acl.as_deref().map(decide);
-        let valid_for =
-            node.find_cached_rights().map_or(std::time::Duration::ZERO, |a| a.valid_for);
-        node.keep_acl(acl, version, valid_for);
+        if let Some(attr) = node.find_cached_rights() {
+            node.keep_acl(acl, version, &attr);
+        }
         Ok(decided)
     }
 

@@ -65,8 +65,8 @@ struct CachedAttributes {
     acl: Option<CachedAcl>,
 }
 
-/// An ACL or its absence, the version that it belongs to, and its expiry.
-type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, u64);
+/// An ACL or its absence, the version that it belongs to, and how long it holds.
+type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, AnswerValidity<InodeVersions>);
 
 /// The version of the attributes of an inode, and the version of the attributes that permission checks use.
 #[derive(Clone, Copy)]
@@ -245,13 +245,11 @@ impl CachedInode {
         (of.notifications == notifications && fits(of, all, rights)).then_some((*attr, *lasts))
     }
 
-    pub(crate) fn keep_acl(
-        &self,
-        acl: Option<Box<[u8]>>,
-        version: AttributeVersion,
-        valid_for: Duration,
-    ) {
-        lock(&self.cached).acl = Some((acl, version, expiry(valid_for)));
+    /// Caches the ACL of an inode with the attributes `attr`, which holds as long as they do.
+    pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: AttributeVersion, attr: &Attr) {
+        if let Some(lasts) = self.core.fresh.inode(version.moment, self.ino, attr) {
+            lock(&self.cached).acl = Some((acl, version, lasts));
+        }
     }
 
     /// Calls `decide` with the cached ACL. Returns `None` if none is cached, and `Some(None)` if
@@ -262,8 +260,9 @@ impl CachedInode {
     ) -> Option<Option<T>> {
         let (rights, notifications) = (self.rights.load(Relaxed), self.notification_counts());
         let cached = lock(&self.cached);
-        let (acl, of, expires) = cached.acl.as_ref()?;
-        let fits = of.rights == rights && of.notifications == notifications && now_ns() < *expires;
+        let (acl, of, lasts) = cached.acl.as_ref()?;
+        let holds = || self.core.fresh.has_rights(*lasts, self.ino);
+        let fits = of.rights == rights && of.notifications == notifications && holds();
         fits.then(|| acl.as_deref().map(decide))
     }
 }
