@@ -105,7 +105,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mknod(cx, parent, name, node).map(|entry| self.record_lookup(parent, name, entry))
+        call.fs.mknod(cx, parent, name, node).map(|entry| self.record_new_name(parent, name, entry))
     }
 
     fn mkdir(
@@ -119,7 +119,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mkdir(cx, parent, name, node).map(|entry| self.record_lookup(parent, name, entry))
+        call.fs.mkdir(cx, parent, name, node).map(|entry| self.record_new_name(parent, name, entry))
     }
 
     fn symlink(
@@ -136,7 +136,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         call.guard(|guard| guard.make(parent, node))?;
         call.fs
             .symlink(cx, parent, name, target, node)
-            .map(|entry| self.record_lookup(parent, name, entry))
+            .map(|entry| self.record_new_name(parent, name, entry))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -144,7 +144,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.link(ino, parent))?;
-        call.fs.link(cx, ino, parent, name).map(|entry| self.record_lookup(parent, name, entry))
+        call.fs.link(cx, ino, parent, name).map(|entry| self.record_new_name(parent, name, entry))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -284,6 +284,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let flags = OpenFlags(args.flags.0 | OpenFlags::EXCL);
         let made = call.fs.create(cx, parent, name, node, OpenArgs { flags, ..args })?;
         self.ledger.record_lookup(parent, name, made.0.ino);
+        self.ledger.record_report(made.0.ino);
         Ok(self.record_created(made, args.flags))
     }
 
@@ -569,6 +570,13 @@ impl<F: FileSystem> PeerConnection<F> {
     fn record_grant(&self, entry: Entry) -> Entry {
         self.ledger.count_lookup(entry.ino);
         entry
+    }
+
+    /// Records that the client has made `name` in `parent`. It knows the attributes of the inode, and may name the inode for some time
+    /// after it has returned the lookup, as after a report.
+    fn record_new_name(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
+        self.ledger.record_report(entry.ino);
+        self.record_lookup(parent, name, entry)
     }
 
     /// Records an open file that the client gets. The client uses no descriptor of a lower file: its reads and writes

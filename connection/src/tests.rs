@@ -452,6 +452,7 @@ fn each_method_of_the_contract_is_written_and_checked() {
         let accounted = [
             "self.record_grant(",
             "self.record_lookup(",
+            "self.record_new_name(",
             "self.record_open(",
             "self.record_created(",
         ];

@@ -60,7 +60,7 @@ pub use lock_wait::{LockAnswer, LockWait};
 pub use notify::{NoNotify, Notify, RecallCallback, RenumberedNotify};
 pub use number_hasher::NumberHasher;
 pub use origin::Origin;
-pub use resolve::{NormalPath, PathResolution};
+pub use resolve::{NormalPath, OpenOutcome, PathResolution};
 pub use shortcuts::{Shortcuts, shortcuts_of};
 pub use types::*;
 pub use versions::{ATTRIBUTES_HOLD, Versions};

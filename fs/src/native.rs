@@ -7,7 +7,8 @@
 //! 1. **Making.** A file system makes a [`NativeFile`] with the [`NativeOpener`] of its frontend, which exists for `CallingThreads::Callers` alone. A kernel mount
 //!    or a server calls for others, and never sees one.
 //! 2. **Permission.** The kernel has decided that the caller may open the file. A frontend that gets one together with a lookup
-//!    ([`Shortcuts::lookup_to_open`](crate::Shortcuts::lookup_to_open)) does not check the permission to read again.
+//!    ([`Shortcuts::lookup_to_open`](crate::Shortcuts::lookup_to_open), [`Shortcuts::open_or_create`](crate::Shortcuts::open_or_create))
+//!    does not check the permission to open it again. It requests none for writing on a mount that it has made read-only.
 //! 3. **Descriptor.** A native file may have a descriptor for the program, with the lowest number that was free and the flags
 //!    that the program passed. The frontend gives it to the program ([`NativeFile::take_descriptor`]) instead of a duplicate of
 //!    [`BackingFile::fd`](crate::BackingFile::fd), or closes it.

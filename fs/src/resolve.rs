@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Attr, Ino, Name};
+use crate::{Attr, Entry, Ino, Name, OpenReply};
 
 /// A relative path in normal form: names with single slashes between them, none of them `.` or
 /// `..`, and no slash at either end.
@@ -74,6 +74,17 @@ pub enum PathResolution {
         /// All directories up to that name may be searched by everyone.
         open_to_all: bool,
     },
+}
+
+/// The answer of [`Shortcuts::open_or_create`](crate::Shortcuts::open_or_create).
+#[derive(Clone, Debug)]
+pub enum OpenOutcome {
+    /// The file was made and is open. Adds a lookup.
+    Created(Entry, OpenReply),
+    /// The file was there and is open. The kernel has decided that the caller may open it. Adds a lookup.
+    Opened(Entry, OpenReply),
+    /// The name is there, or was when the file was to be made. Nothing is open, and no lookup is added.
+    Found(PathResolution),
 }
 
 #[cfg(test)]

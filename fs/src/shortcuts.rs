@@ -1,8 +1,8 @@
 //! Faster ways to results that the contract gives anyway.
 
 use crate::{
-    Attr, Context, Entry, Errno, FileSystem, Ino, Name, NewNode, NormalPath, OpenArgs, OpenReply,
-    PathResolution, Result,
+    Attr, Context, Entry, Errno, FileSystem, Ino, Name, NewNode, NormalPath, OpenArgs, OpenOutcome,
+    OpenReply, PathResolution, Result,
 };
 
 /// Shortcuts: calls that take the place of several calls of [`FileSystem`], or of one that does more than is needed.
@@ -61,6 +61,23 @@ pub trait Shortcuts: Send + Sync {
         name: Name<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Option<OpenReply>)> {
+        Err(Errno::ENOSYS)
+    }
+
+    /// Opens the regular file `name`, and creates it if it is not there: instead of [`resolve`](Shortcuts::resolve) or
+    /// [`lookup`](FileSystem::lookup) of the name, and [`create`](FileSystem::create). `args` have the flags of open(2), `O_CREAT` and no
+    /// `O_EXCL`. The caller may create files in the directory.
+    ///
+    /// A file that is there is opened only where the kernel decides for this caller ([`native`](crate::native)); otherwise the answer
+    /// says where the name leads. Fails like the calls that it stands for, and with the errors of `create` only if the name is not there.
+    fn open_or_create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
         Err(Errno::ENOSYS)
     }
 

@@ -181,7 +181,7 @@ const fn op_of(method: Method) -> Op {
         Method::Lookup | Method::LookupParent => Op::LOOKUP,
         Method::Shortcut(Shortcut::Peek | Shortcut::LookupToOpen) => Op::LOOKUP,
         Method::Shortcut(Shortcut::Resolve | Shortcut::ResolveToOpen) => Op::RESOLVE,
-        Method::Shortcut(Shortcut::CreateWith) => Op::CREATE,
+        Method::Shortcut(Shortcut::CreateWith | Shortcut::OpenOrCreate) => Op::CREATE,
         Method::Mknod => Op::MKNOD,
         Method::Mkdir => Op::MKDIR,
         Method::Symlink => Op::SYMLINK,

@@ -3,7 +3,7 @@
 use defuse_fs::{
     Caller, Context, File, Ino, LockKind, LockRequest, LockType, Name, NewNode, SetAttr, SetTime,
 };
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::abi::{self, InHeader, Opcode, rec_align};
 use crate::convert::kernel_dev;
@@ -35,6 +35,15 @@ impl EncodedRequest {
         let mut bytes = Vec::with_capacity(192);
         bytes.extend_from_slice(header.as_bytes());
         EncodedRequest { opcode, bytes }
+    }
+
+    /// The caller that the header names.
+    pub fn caller(&self) -> Caller {
+        let header = InHeader::read_from_prefix(&self.bytes);
+        header.map_or_else(
+            |_| Caller::default(),
+            |(InHeader { uid, gid, pid, .. }, _)| Caller { uid, gid, pid },
+        )
     }
 
     /// Appends a structure.

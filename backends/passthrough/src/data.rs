@@ -192,12 +192,10 @@ impl Passthrough {
         }
     }
 
-    /// True if a file is opened by its name in a lookup: by a program that reads, whose own open it is. A daemon must not wait for a fifo
+    /// True if a file is opened by its name in a lookup: by a program, whose own open it is. A daemon must not wait for a fifo
     /// that takes the name of a file at this moment, nor open a device.
     pub(crate) fn opens_by_name(&self, flags: OpenFlags) -> bool {
-        self.gives_descriptors()
-            && self.extra_flags().is_empty()
-            && flags.0 & (3 | OpenFlags::TRUNC) == 0
+        self.gives_descriptors() && self.extra_flags().is_empty() && !flags.has(OpenFlags::TRUNC)
     }
 
     /// True if the program gets the first descriptor of an open file, and the file another one.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
     IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name,
-    NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, SourceRestrictions, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    NewNode, Notify, OpenArgs, OpenFlags, OpenOutcome, OpenReply, Origin, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, SourceRestrictions,
+    StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 use rustix::fs::AtFlags;
 
@@ -395,6 +395,18 @@ impl Shortcuts for Passthrough {
     ) -> Result<(Entry, Option<OpenReply>)> {
         self.act_as(cx);
         self.lookup_to_open(parent, name, args)
+    }
+
+    fn open_or_create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
+        self.act_as(cx);
+        self.with_numbers_of((&[parent], true), || self.open_or_create(parent, name, node, args))
     }
 
     fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {

@@ -7,7 +7,7 @@ use defuse_fs::{Entry, Errno, FileKind, Ino, OpenFlags, OpenReply, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
-use crate::data::OpenDescriptors;
+use crate::data::{OpenDescriptors, keeps_bits};
 use crate::handle::CompactHandle;
 use crate::identity::ClockTick;
 use crate::inode::{FoundInode, InodeKey, LowerInode, ReopenMethod};
@@ -94,9 +94,39 @@ impl Passthrough {
         name: &[u8],
         flags: OpenFlags,
     ) -> Result<Option<(Entry, OpenReply)>> {
-        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::NOCTTY;
-        let how = how | self.close_on_exec(flags);
-        let open = || rustix::fs::openat(fd, name, how, Mode::empty()).or_errno();
+        let how = self.lower_flags(flags);
+        self.open_by_name((dir, fd), name, (flags, how), Mode::empty())
+    }
+
+    /// Opens the file `name` in `dir` with `O_CREAT`, if it is a regular file. The kernel checks everything, among others if `O_CREAT` may
+    /// open files of others there. Returns `None` and fails like [`open_in`](Self::open_in).
+    pub(crate) fn open_existing(
+        &self,
+        (dir, fd): (&Arc<LowerInode>, BorrowedFd<'_>),
+        name: &[u8],
+        flags: OpenFlags,
+        mode: Mode,
+    ) -> Result<Option<(Entry, OpenReply)>> {
+        if self.is_own_mount(dir, name) {
+            return Ok(None);
+        }
+        let stat = self.stat_at(dir, fd, name);
+        if !stat.is_ok_and(|stat| stat.kind() == Ok(FileKind::Regular)) {
+            return Ok(None);
+        }
+        let how = self.lower_flags(flags) | OFlags::CREATE;
+        self.open_by_name((dir, fd), name, (flags, how), mode)
+    }
+
+    fn open_by_name(
+        &self,
+        (dir, fd): (&Arc<LowerInode>, BorrowedFd<'_>),
+        name: &[u8],
+        (flags, how): (OpenFlags, OFlags),
+        mode: Mode,
+    ) -> Result<Option<(Entry, OpenReply)>> {
+        let how = how | OFlags::NOFOLLOW | OFlags::NOCTTY | self.close_on_exec(flags);
+        let open = || rustix::fs::openat(fd, name, how, mode).or_errno();
         let file = match self.with_spare_fds(open) {
             Ok(file) => file,
             Err(Errno::EINTR) => return Err(Errno::EINTR),
@@ -106,7 +136,7 @@ impl Passthrough {
         let Some(stat) = stat.ok().filter(|stat| stat.kind() == Ok(FileKind::Regular)) else {
             return Ok(None);
         };
-        let file = self.divide((file, how), flags, true);
+        let file = self.divide((file, how), flags, !keeps_bits(flags, stat.perm()));
         Ok(self.enter_open(dir, name, (file, &stat), flags).ok())
     }
 

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use defuse_fs::{
-    Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, OpenReply,
-    RenameFlags, Result,
+    Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, OpenOutcome,
+    OpenReply, PathResolution, RenameFlags, Result,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
@@ -125,6 +125,38 @@ impl Passthrough {
         })?;
         self.note_place(made.0.ino, &dir, name.as_bytes());
         Ok(made)
+    }
+
+    /// Opens or creates a file as the kernel would for the program itself. `ENOSYS` where the program does not get the descriptor.
+    pub(crate) fn open_or_create(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
+        if !self.gives_descriptors() || !self.extra_flags().is_empty() {
+            return Err(Errno::ENOSYS);
+        }
+        let exclusive = OpenFlags(args.flags.0 | OpenFlags::EXCL);
+        match self.create(parent, name, node, OpenArgs { flags: exclusive, ..args }) {
+            Ok((entry, opened)) => return Ok(OpenOutcome::Created(entry, opened)),
+            Err(Errno::EEXIST) => {}
+            Err(errno) => {
+                // The kernel may refuse a creation before it looks for the name.
+                let dir = self.inodes.get(parent)?;
+                let is_there =
+                    StatxResult::read_at(self.dir_fd(&dir)?.as_fd(), name.as_bytes()).is_ok();
+                let walk = OpenOutcome::Found(PathResolution::Walk);
+                return if is_there { Ok(walk) } else { Err(errno) };
+            }
+        }
+        let dir = self.inodes.get(parent)?;
+        let fd = self.dir_fd(&dir)?;
+        let mode = Mode::from_raw_mode(node.perm & 0o7777);
+        let opened = self.open_existing((&dir, fd.as_fd()), name.as_bytes(), args.flags, mode)?;
+        let walk = OpenOutcome::Found(PathResolution::Walk);
+        Ok(opened.map_or(walk, |(entry, opened)| OpenOutcome::Opened(entry, opened)))
     }
 
     /// Creates a file, always exclusively: no check was made whether the caller may open an existing file. Nor may this

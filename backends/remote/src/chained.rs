@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     CREATE_WITH, Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode,
-    NormalPath, OpenArgs, OpenFlags, OpenReply, PathResolution, Result, Versions, fill_new,
+    NormalPath, OpenArgs, OpenFlags, OpenOutcome, OpenReply, PathResolution, Result, Versions,
+    fill_new,
 };
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::chain::{self, ChainLink, CompoundIn, RequestChain};
@@ -12,7 +13,7 @@ use defuse_wire::decode;
 use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::{COMPOUND, OPEN_WANTS_BYTES, RESOLVE};
 
-use super::files::ioctl_out;
+use super::files::{found_or, ioctl_out, may_precede_lookup};
 use super::fs::owner;
 use super::{RemoteClient, RemoteShared};
 
@@ -20,6 +21,8 @@ use super::{RemoteClient, RemoteShared};
 const STEPS: usize = 32 << 10;
 /// The maximum length of the data in a creation, in bytes.
 const DATA: usize = 96 << 10;
+/// Room for the inode of one name, in bytes.
+const ONE_STEP: usize = 1024;
 /// The flags of a file that is created with its contents.
 const FLAGS: u32 = CREATE_WITH.flags.0;
 
@@ -145,6 +148,110 @@ impl RemoteShared {
             Err(errno) => Err(errno),
         }
     }
+}
+
+impl RemoteShared {
+    /// Creates a file, and resolves its name before that, by one message: the answer says whether every user may search the
+    /// directory, and where the name leads if it is there.
+    pub(super) fn resolve_and_create(
+        &self,
+        cx: &Context<'_>,
+        (dir, name): (Ino, Name<'_>),
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
+        let versions = self.paths.versions.get().ok_or(Errno::ENOSYS)?;
+        let before = self.paths.begin_request(&**versions);
+        let creation = self.creation(cx, (Opcode::Create, dir, name.as_bytes()), node, args);
+        let mut lost = None;
+        let answer = self.resolve_and_request(cx, (dir, name), creation, |body| {
+            decode::create_out(body).inspect_err(|_| lost = Some(decode::find_granted(body, true)))
+        });
+        self.return_lost(cx, lost, args.flags);
+        let (steps, made) = answer?;
+        let after = before.after_own_change(&**versions);
+        match made {
+            Ok((entry, opened)) => {
+                self.keep_resolved_name((&**versions, after), (dir, name), (&entry, &steps));
+                Ok(OpenOutcome::Created(entry, opened))
+            }
+            Err(errno) if may_precede_lookup(errno) => {
+                let found =
+                    self.record_path(cx, (&**versions, after), (dir, name.into()), &steps)?;
+                found_or(OpenOutcome::Found(found.0), errno)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Sends the request to make `name` in `dir` behind one that resolves the name. Returns the output of the latter, and the
+    /// result of the former.
+    pub(super) fn resolve_and_request<T>(
+        &self,
+        cx: &Context<'_>,
+        (dir, name): (Ino, Name<'_>),
+        mut making: EncodedRequest,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<(Vec<u8>, Result<T>)> {
+        let mut links = RequestChain::default();
+        add_resolve_link(&mut links, cx, (dir, name));
+        links.add(ChainLink::default(), &[making.finish(0)]);
+        self.request_chain(cx, (making.caller(), dir), (&links, 2), |answers| {
+            let (error, body) = answers[0];
+            if error != 0 {
+                return Err(Errno::from_raw(-error));
+            }
+            let steps = ioctl_out(body, ONE_STEP)?.output;
+            match *answers.get(1).ok_or(Errno::EIO)? {
+                (0, body) => Ok((steps, Ok(decode(body)?))),
+                (error, _) => Ok((steps, Err(Errno::from_raw(-error)))),
+            }
+        })
+    }
+
+    /// Sends a request that makes `name` in `dir` lead to an inode that was there before, and resolves the name behind it, so that a later
+    /// stat(2) needs no request.
+    pub(super) fn request_and_resolve<T>(
+        &self,
+        cx: &Context<'_>,
+        (dir, name): (Ino, Name<'_>),
+        mut making: EncodedRequest,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let versions = self.paths.versions.get().filter(|_| self.resolves_paths());
+        let Some(versions) = versions.filter(|_| self.takes_chains()) else {
+            return self.request(cx, making, decode);
+        };
+        let before = self.paths.begin_request(&**versions);
+        let mut links = RequestChain::default();
+        links.add(ChainLink::default(), &[making.finish(0)]);
+        add_resolve_link(&mut links, cx, (dir, name));
+        let (made, steps) =
+            self.request_chain(cx, (making.caller(), dir), (&links, 2), |answers| {
+                let (error, body) = answers[0];
+                if error != 0 {
+                    return Err(Errno::from_raw(-error));
+                }
+                // Without it, a later stat(2) resolves the name.
+                let resolved = answers.get(1).filter(|(error, _)| *error == 0);
+                let steps = resolved.and_then(|(_, body)| ioctl_out(body, ONE_STEP).ok());
+                Ok((decode(body)?, steps))
+            })?;
+        if let Some(steps) = steps {
+            let after = before.after_own_change(&**versions);
+            let _ = self.record_path(cx, (&**versions, after), (dir, name.into()), &steps.output);
+        }
+        Ok(made)
+    }
+}
+
+/// Adds a link that resolves `name` in `dir`.
+fn add_resolve_link(links: &mut RequestChain, cx: &Context<'_>, (dir, name): (Ino, Name<'_>)) {
+    let bytes = name.as_bytes();
+    let (in_size, out_size) = (bytes.len() as u32, ONE_STEP as u32);
+    let ioctl = abi::IoctlIn { cmd: RESOLVE, in_size, out_size, ..abi::IoctlIn::default() };
+    let mut resolve = EncodedRequest::new(Opcode::Ioctl, cx, dir).with(&ioctl);
+    links.add(ChainLink::default(), &[resolve.finish(bytes.len()), bytes]);
 }
 
 /// Passes the answers to the first links of a chain of `count` on, at least one.

@@ -1,9 +1,9 @@
 //! Operations on entries, open files and whole files that take more than one request.
 
 use defuse_fs::{
-    Attr, Caller, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
-    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, OpenReply, PollHandle, Result, SetXattrFlags,
-    Xattr, XattrName,
+    Attr, Caller, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
+    IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, OpenOutcome, OpenReply,
+    PathResolution, PollHandle, Result, SetXattrFlags, Xattr, XattrName,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -45,8 +45,37 @@ impl RemoteShared {
         })
     }
 
+    /// Sends a request that makes `name` in `parent`, for an inode of this kind.
+    pub(super) fn request_new_name(
+        &self,
+        cx: &Context<'_>,
+        place: (Ino, Name<'_>),
+        request: EncodedRequest,
+        kind: Option<FileKind>,
+    ) -> Result<Entry> {
+        let decode = |body: &[u8]| {
+            decode::decode_created_entry(body, kind)
+                .inspect_err(|_| self.give_back(decode::find_granted(body, false).0))
+        };
+        let before = self.paths.begin_change();
+        let is_chained = self.resolves_paths() && self.takes_chains();
+        if let Some((before, versions)) = before.zip(self.paths.versions.get())
+            && is_chained
+            && !self.knows_search_of(place.0)
+        {
+            let (steps, made) = self.resolve_and_request(cx, place, request, decode)?;
+            let entry = made?;
+            let after = before.after_own_change(&**versions);
+            self.keep_resolved_name((&**versions, after), place, (&entry, &steps));
+            return Ok(entry);
+        }
+        let entry = self.request(cx, request, decode)?;
+        self.record_new_name(before, place, &entry);
+        Ok(entry)
+    }
+
     /// Queues a lookup to be returned, without sending.
-    fn give_back(&self, ino: Option<Ino>) {
+    pub(super) fn give_back(&self, ino: Option<Ino>) {
         if let Some(ino) = ino {
             self.forgets.add(ino, 1);
             self.forgets.send_next_at_once();
@@ -165,13 +194,22 @@ impl RemoteShared {
         let made = self.request(cx, request, |body| {
             decode::create_out(body).inspect_err(|_| lost = Some(decode::find_granted(body, true)))
         });
-        if let Some((ino, fh)) = lost {
-            if let (Some(ino), Some(fh)) = (ino, fh) {
-                self.release_new(cx, File { ino, fh }, args.flags);
-            }
-            self.give_back(ino);
-        }
+        self.return_lost(cx, lost, args.flags);
         made
+    }
+
+    /// Closes and returns what a reply to a creation has granted that was invalid otherwise.
+    pub(super) fn return_lost(
+        &self,
+        cx: &Context<'_>,
+        lost: Option<(Option<Ino>, Option<Fh>)>,
+        flags: OpenFlags,
+    ) {
+        let Some((ino, fh)) = lost else { return };
+        if let (Some(ino), Some(fh)) = (ino, fh) {
+            self.release_new(cx, File { ino, fh }, flags);
+        }
+        self.give_back(ino);
     }
 
     /// The request of [`create`](Self::create).
@@ -332,9 +370,44 @@ impl RemoteClient {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let what = (Opcode::Create, parent, name.as_bytes());
+        let before = self.shared.paths.begin_change();
         match self.shared.create(cx, what, node, args) {
             Err(Errno::ENOSYS) => StepwiseCreate(self).create(cx, parent, name, node, args),
-            other => other,
+            made => made.inspect(|(entry, _)| {
+                self.shared.record_new_name(before, (parent, name), entry);
+            }),
+        }
+    }
+
+    /// Creates a file like [`create_or_make`](Self::create_or_make), unless its name is known to be there. An unknown name is most
+    /// often free.
+    pub(super) fn create_unless_known(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
+        let shared = &self.shared;
+        let flags = OpenFlags(args.flags.difference(OpenFlags::TRUNC).0 | OpenFlags::EXCL);
+        let args = OpenArgs { flags, ..args };
+        if !shared.resolves_paths() || shared.lacks(Opcode::Create) {
+            return Err(Errno::ENOSYS);
+        }
+        let is_there = || shared.resolve(cx, parent, name.into()).map(OpenOutcome::Found);
+        if shared.paths.knows_inode_of(parent, name.as_bytes()) {
+            return is_there();
+        }
+        if shared.takes_chains() && !shared.knows_search_of(parent) {
+            return shared.resolve_and_create(cx, (parent, name), node, args);
+        }
+        match self.create_or_make(cx, parent, name, node, args) {
+            Ok((entry, opened)) => Ok(OpenOutcome::Created(entry, opened)),
+            Err(errno) if may_precede_lookup(errno) => {
+                is_there().and_then(|found| found_or(found, errno))
+            }
+            Err(errno) => Err(errno),
         }
     }
 
@@ -360,6 +433,23 @@ impl RemoteClient {
         }
         polled
     }
+}
+
+/// The result of a creation that has failed, where the name led to `found` before or afterwards.
+pub(super) fn found_or(found: OpenOutcome, errno: Errno) -> Result<OpenOutcome> {
+    match found {
+        // After EEXIST another client may have removed the name.
+        OpenOutcome::Found(PathResolution::Missing { .. }) if errno != Errno::EEXIST => Err(errno),
+        found => Ok(found),
+    }
+}
+
+/// True for an error of CREATE that says nothing against an open of the file, if there is one: its name is there, or the server has
+/// refused the creation before it looked for the name.
+pub(super) fn may_precede_lookup(errno: Errno) -> bool {
+    let of_rights = [Errno::EEXIST, Errno::EACCES, Errno::EPERM, Errno::EROFS];
+    let of_limits = [Errno::ENOSPC, Errno::EDQUOT, Errno::ENFILE, Errno::EMLINK];
+    of_rights.contains(&errno) || of_limits.contains(&errno)
 }
 
 /// The file system without CREATE, for the default implementation of the contract.

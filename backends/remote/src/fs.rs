@@ -5,9 +5,9 @@ use std::sync::Arc;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, OpenReply, Origin,
-    PathResolution, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
-    SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, OpenOutcome, OpenReply,
+    Origin, PathResolution, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
+    SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::{ClientLaneCounts, RemoteClient};
@@ -45,10 +45,11 @@ impl FileSystem for RemoteClient {
     /// Returns the figures of this client's lanes and pages. The server has figures of its own, which no client sees.
     fn figures(&self) -> Vec<Figure> {
         let Some(counts) = self.lane_counts() else { return Vec::new() };
-        let ClientLaneCounts { requests, bells, page_reads, sleeps } = counts;
+        let ClientLaneCounts { requests, posted, bells, page_reads, sleeps } = counts;
         let total = |name, value| Figure::count(name, value).since_start();
         vec![
             total("lane_requests", requests),
+            total("lane_posted", posted),
             total("lane_bells", bells),
             total("lane_sleeps", sleeps),
             total("page_reads", page_reads),
@@ -100,8 +101,7 @@ impl FileSystem for RemoteClient {
             .with(&encode::mknod_in(node, flags))
             .with_name(name)
             .with_extensions(node, flags);
-        self.shared
-            .request_entry(cx, request, |body| decode::decode_created_entry(body, Some(node.kind)))
+        self.shared.request_new_name(cx, (parent, name), request, Some(node.kind))
     }
 
     fn mkdir(
@@ -117,8 +117,7 @@ impl FileSystem for RemoteClient {
             .with(&abi::MkdirIn { mode, umask: node.umask })
             .with_name(name)
             .with_extensions(node, flags);
-        let kind = Some(FileKind::Directory);
-        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, kind))
+        self.shared.request_new_name(cx, (parent, name), request, Some(FileKind::Directory))
     }
 
     fn symlink(
@@ -137,15 +136,18 @@ impl FileSystem for RemoteClient {
             .with_name(name)
             .with_text(target)
             .with_extensions(node, flags);
-        let kind = Some(FileKind::Symlink);
-        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, kind))
+        self.shared.request_new_name(cx, (parent, name), request, Some(FileKind::Symlink))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let request = EncodedRequest::new(Opcode::Link, cx, parent)
             .with(&abi::LinkIn { oldnodeid: ino.0 })
             .with_name(name);
-        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, None))
+        self.shared.request_and_resolve(cx, (parent, name), request, |body| {
+            decode::decode_created_entry(body, None).inspect_err(|_| {
+                self.shared.give_back(decode::find_granted(body, false).0);
+            })
+        })
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -176,8 +178,8 @@ impl FileSystem for RemoteClient {
             let args = abi::Rename2In { newdir, flags: flags.0, padding: 0 };
             EncodedRequest::new(Opcode::Rename2, cx, from.0).with(&args)
         };
-        let renamed =
-            self.shared.request(cx, request.with_name(from.1).with_name(to.1), decode::check_empty);
+        let request = request.with_name(from.1).with_name(to.1);
+        let renamed = self.shared.request_and_resolve(cx, to, request, decode::check_empty);
         // Without RENAME2, the kernel returns EINVAL for flags.
         renamed.map_err(|errno| match errno {
             Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
@@ -434,6 +436,17 @@ impl Shortcuts for RemoteClient {
         args: OpenArgs,
     ) -> Result<(PathResolution, Option<OpenReply>)> {
         self.shared.resolve_to_open(cx, from, path, args)
+    }
+
+    fn open_or_create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<OpenOutcome> {
+        self.create_unless_known(cx, parent, name, node, args)
     }
 
     fn create_with(

@@ -42,6 +42,7 @@ pub(super) struct ClientLanes {
     /// Notifications of the server that were received.
     noticed: AtomicU32,
     requests: AtomicU64,
+    posted: AtomicU64,
 }
 
 /// A lane with the memory for its replies.
@@ -104,6 +105,7 @@ impl ClientLanes {
         let of = |which| self.memory.tally(which).load(Ordering::Relaxed);
         ClientLaneCounts {
             requests: self.requests.load(Ordering::Relaxed),
+            posted: self.posted.load(Ordering::Relaxed),
             bells: of(ClientCounter::Bells),
             page_reads: of(ClientCounter::PageReads),
             sleeps: of(ClientCounter::Sleeps),
@@ -123,6 +125,7 @@ impl ClientLanes {
             may_spin,
             noticed: AtomicU32::new(0),
             requests: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
         })
     }
 
@@ -235,6 +238,7 @@ impl ClientConnection {
         buffered.later.push((number, done));
         lanes.later.fetch_add(1, Ordering::Relaxed);
         lanes.requests.fetch_add(1, Ordering::Relaxed);
+        lanes.posted.fetch_add(1, Ordering::Relaxed);
         if sleeps {
             self.ring_doorbell(lanes);
         }
@@ -492,6 +496,8 @@ impl ReplyWait {
 pub struct ClientLaneCounts {
     /// Requests through lanes.
     pub requests: u64,
+    /// Requests among them without a thread that waits for the reply.
+    pub posted: u64,
     /// Messages that woke the server, one system call each.
     pub bells: u64,
     /// Reads from cached pages, without a request.

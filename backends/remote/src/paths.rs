@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
 
 use defuse_fs::{
-    ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
-    PathResolution, Result, Timestamp, Versions,
+    ATTRIBUTES_HOLD, Attr, Context, Entry, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name,
+    NormalPath, PathResolution, Result, Timestamp, Versions,
 };
 use defuse_ring::InodeVersionSet;
 use defuse_ring::names::{AttributeStamp, NameReader};
@@ -76,6 +76,8 @@ struct KnownNames {
 struct KnownDirectory {
     names: HashMap<Box<[u8]>, ServedName>,
     single_requests: SingleRequests,
+    /// The version of the rights to the directory, and true if every user may search it with these.
+    open_to_all: Option<(u64, bool)>,
 }
 
 /// A name, with its versions.
@@ -163,6 +165,14 @@ impl ServedNameCache {
         KnownPrefix::Known(PathResolution::Walk, dir)
     }
 
+    /// Notes an inode without extended attributes, as which the server has just published the name.
+    fn note_bare(&self, dir: Ino, name: &[u8]) {
+        let inode = self.find_shared(dir, name).and_then(|told| told.inode);
+        if let Some(inode) = inode.filter(|inode| inode.is_bare) {
+            self.bare.add(inode.ino.0, inode.stamp.version);
+        }
+    }
+
     /// Looks up the name in the name memory of clients with the same rights.
     fn find_shared(&self, dir: Ino, name: &[u8]) -> Option<ServedName> {
         let found = self.shared.get()?.as_ref()?.find(dir.0, name)?;
@@ -181,6 +191,23 @@ impl ServedNameCache {
         let (name, rights, open_to_all) =
             (found.stamps.name, found.stamps.rights, found.open_to_all);
         Some(ServedName { name, rights, open_to_all, inode })
+    }
+
+    /// True if `name` is known to be in `dir`, whatever is known about its inode.
+    pub(super) fn knows_inode_of(&self, dir: Ino, name: &[u8]) -> bool {
+        let Some(versions) = self.versions.get() else { return false };
+        let holds = |told: &ServedName| told.holds(&**versions, dir, name);
+        let own = || {
+            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+            known.dirs.get(&dir).and_then(|dir| dir.names.get(name)).copied().filter(holds)
+        };
+        let told = self.find_shared(dir, name).filter(holds).or_else(own);
+        told.is_some_and(|told| told.inode.is_some())
+    }
+
+    /// Call it before a request that makes a name. `None` if nothing is kept.
+    pub(super) fn begin_change(&self) -> Option<RequestStart> {
+        self.versions.get().map(|versions| self.begin_request(&**versions))
     }
 
     /// Call it before a request whose answer is kept.
@@ -224,9 +251,18 @@ impl ServedNameCache {
             *known = KnownNames::default();
         }
         for ((dir, name, _), one) in answers.iter().zip(kept) {
-            let before = known.dirs.entry(*dir).or_default().names.insert((*name).into(), one);
+            let dir = known.dirs.entry(*dir).or_default();
+            dir.open_to_all = Some((one.rights, one.open_to_all));
+            let before = dir.names.insert((*name).into(), one);
             known.names += usize::from(before.is_none());
         }
+    }
+
+    /// True if every user may search `dir`; `None` if that is not known.
+    fn is_open_to_all(&self, versions: &dyn Versions, dir: Ino) -> Option<bool> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let (rights, is_open) = known.dirs.get(&dir)?.open_to_all?;
+        (versions.rights(dir) == Some(rights)).then_some(is_open)
     }
 
     /// Counts a name of `dir` that was requested alone. True if it is time to request all names.
@@ -296,6 +332,13 @@ pub(super) struct RequestStart {
     reads: u64,
 }
 
+impl RequestStart {
+    /// The state after a request that has made exactly one change since.
+    pub(super) fn after_own_change(self, versions: &dyn Versions) -> RequestStart {
+        RequestStart { all: self.all.map(|all| versions.successor_of(all)), ..self }
+    }
+}
+
 /// A name in a reply of the server.
 struct NameAnswer {
     inode: Option<(Ino, Attr)>,
@@ -303,6 +346,60 @@ struct NameAnswer {
 }
 
 impl RemoteShared {
+    /// True if the server resolves paths, and names are kept while their versions stay.
+    pub(super) fn resolves_paths(&self) -> bool {
+        self.paths.versions.get().is_some() && !self.paths.lacks.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a name that this client has made by a request after `before`, with the attributes in the answer, if that was the only change.
+    pub(super) fn record_new_name(
+        &self,
+        before: Option<RequestStart>,
+        (dir, name): (Ino, Name<'_>),
+        entry: &Entry,
+    ) {
+        let Some((before, versions)) = before.zip(self.paths.versions.get()) else { return };
+        // The server resolves no names of some directories, because others change them unseen.
+        let Some(open_to_all) = self.paths.is_open_to_all(&**versions, dir) else { return };
+        let after = before.after_own_change(&**versions);
+        self.keep_new_name((&**versions, after), (dir, name), (entry, open_to_all));
+    }
+
+    /// True if the answer to a request has said whether every user may search `dir`, and its rights are still the same.
+    pub(super) fn knows_search_of(&self, dir: Ino) -> bool {
+        let versions = self.paths.versions.get();
+        versions.is_some_and(|versions| self.paths.is_open_to_all(&**versions, dir).is_some())
+    }
+
+    /// Like [`keep_new_name`](Self::keep_new_name), with the output of `RESOLVE` for the name. A server resolves no names of some
+    /// directories, because others change them unseen.
+    pub(super) fn keep_resolved_name(
+        &self,
+        after: (&dyn Versions, RequestStart),
+        place: (Ino, Name<'_>),
+        (entry, steps): (&Entry, &[u8]),
+    ) {
+        if let Some(open_to_all) = decode_search(steps) {
+            self.keep_new_name(after, place, (entry, open_to_all));
+        }
+    }
+
+    /// Keeps a new name, unless something has changed since `after`, the state after its creation.
+    pub(super) fn keep_new_name(
+        &self,
+        (versions, after): (&dyn Versions, RequestStart),
+        (dir, name): (Ino, Name<'_>),
+        (entry, open_to_all): (&Entry, bool),
+    ) {
+        let mut attr = entry.attr;
+        if self.caps.birth_times {
+            // The answer has no time of creation. A new inode was never changed.
+            attr.btime = attr.btime.or(Some(attr.ctime));
+        }
+        let found = NameAnswer { inode: Some((entry.ino, attr)), open_to_all };
+        self.paths.keep(versions, after, &[(dir, name.as_bytes(), found)]);
+    }
+
     /// True if the inode is known to have no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino) -> bool {
         self.paths.is_bare(ino) && !self.connection.has_ended()
@@ -424,6 +521,9 @@ impl RemoteShared {
             _ => return Err(Errno::EIO),
         };
         self.paths.keep(versions, before, &answers);
+        if let Some((dir, name, _)) = answers.last() {
+            self.paths.note_bare(*dir, name);
+        }
         let parent = answers.last().map_or(from, |(dir, ..)| *dir);
         if matches!(resolved, PathResolution::Inode { .. })
             && self.paths.count_single_request(parent)
@@ -474,6 +574,20 @@ fn with(resolved: PathResolution, all: bool) -> PathResolution {
             PathResolution::Missing { open_to_all: open_to_all && all }
         }
         PathResolution::Walk => PathResolution::Walk,
+    }
+}
+
+/// True if every user may search the directory of a resolved path of one name, by the output of `RESOLVE`. `None` where the server
+/// does not resolve it.
+fn decode_search(output: &[u8]) -> Option<bool> {
+    let (head, rest) = ResolveHead::read_from_prefix(output).ok()?;
+    match head.end {
+        ResolveHead::MISSING => Some(head.open_to_all != 0),
+        ResolveHead::FOUND => {
+            let (step, _) = ResolveStep::read_from_prefix(rest).ok()?;
+            Some(step.open_to_all != 0)
+        }
+        _ => None,
     }
 }
 

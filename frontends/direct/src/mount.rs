@@ -74,6 +74,7 @@ pub struct ClientMount {
     /// The file system takes data operations only by `submit`.
     pub(crate) lacks_calls: AtomicBool,
     pub(crate) lacks_resolve: AtomicBool,
+    pub(crate) lacks_open_or_create: AtomicBool,
     lacks_peek: AtomicBool,
     /// True if a lookup had a reply that may be cached.
     has_cacheable_names: AtomicBool,
@@ -140,6 +141,7 @@ impl ClientMount {
             lacks_access: AtomicBool::new(false),
             lacks_calls: AtomicBool::new(false),
             lacks_resolve: AtomicBool::new(false),
+            lacks_open_or_create: AtomicBool::new(false),
             lacks_peek: AtomicBool::new(false),
             has_cacheable_names: AtomicBool::new(false),
             covered: AtomicUsize::new(0),

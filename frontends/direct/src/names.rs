@@ -22,6 +22,8 @@ use crate::walk::{MountedInode, PathEnd, PathParent, WalkStart};
 struct NewNamePlace<'a> {
     dir: MountedInode,
     last: PathComponent<'a>,
+    /// The name was not looked up: the file system finds out that it is free.
+    is_unseen: bool,
 }
 
 impl DirectClient {
@@ -42,7 +44,7 @@ impl DirectClient {
         let MountedInode { node: dir, mount } = &spot.dir;
         let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
-        self.finish_creation(&spot, entry.map_err(map_missing_operation))
+        self.finish_creation(&spot, &who, entry.map_err(map_missing_operation))
     }
 
     /// Creates a file, fifo, socket or device, mknodat(2). A `mode` without a type means a regular
@@ -71,7 +73,7 @@ impl DirectClient {
         // A character device 0/0 is a whiteout, which needs no capability.
         let whiteout = kind == FileKind::CharDevice && rdev == 0;
         if device && !whiteout && !who.has(cap::MKNOD) {
-            return Err(Errno::EPERM.into());
+            return Err(spot.after_lookup(&who, Errno::EPERM).into());
         }
         let mut node = self.new_node(&spot.dir, kind, mode, task, &who)?;
         node.rdev = if device { rdev } else { 0 };
@@ -79,7 +81,7 @@ impl DirectClient {
         let MountedInode { node: dir, mount } = &spot.dir;
         let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
-        self.finish_creation(&spot, entry.map_err(map_missing_operation))
+        self.finish_creation(&spot, &who, entry.map_err(map_missing_operation))
     }
 
     /// Creates a symbolic link with the text `target`, symlinkat(2).
@@ -103,7 +105,7 @@ impl DirectClient {
         let MountedInode { node: dir, mount } = &spot.dir;
         let _changing = mount.change_name(dir, name.as_bytes());
         let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
-        self.finish_creation(&spot, entry.map_err(map_missing_operation))
+        self.finish_creation(&spot, &who, entry.map_err(map_missing_operation))
     }
 
     /// Reads a symbolic link, readlinkat(2). Fails with `EINVAL` if it is no link.
@@ -161,19 +163,20 @@ impl DirectClient {
         who: &TaskCredentials,
     ) -> Result<()> {
         if !Arc::ptr_eq(&source.mount, &spot.dir.mount) {
-            return Err(Errno::EXDEV.into());
+            return Err(spot.after_lookup(who, Errno::EXDEV).into());
         }
-        self.protected.check_source(source, who)?;
+        let is_free = |errno| spot.after_lookup(who, errno);
+        self.protected.check_source(source, who).map_err(is_free)?;
         spot.check(who)?;
         if source.node.is_dir() {
-            return Err(Errno::EPERM.into());
+            return Err(is_free(Errno::EPERM).into());
         }
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let (ino, dir) = (source.node.ino(), spot.dir.node.ino());
         let _changing = spot.dir.mount.change_name(&spot.dir.node, name.as_bytes());
         let entry = spot.dir.mount.call(Op::LINK, |fs| fs.link(&cx, ino, dir, name));
         source.node.invalidate();
-        self.finish_creation(spot, entry.map_err(map_missing_operation))
+        self.finish_creation(spot, who, entry.map_err(map_missing_operation))
     }
 
     /// Removes the name of a file that is no directory, unlinkat(2).
@@ -265,6 +268,12 @@ impl DirectClient {
 
     fn rename_found(&self, moving: &PendingRename<'_>, who: &TaskCredentials) -> Result<()> {
         let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
+        if moving.may_be_unseen(who) {
+            let source = victim(old_dir, old, who)?;
+            if !source.is_dir() {
+                return moving.perform(who, &source, None);
+            }
+        }
         let source = find_renamed(old_dir, old, who)?;
         let target = match find_renamed(new_dir, new, who) {
             Ok(target) => Some(target),
@@ -285,25 +294,7 @@ impl DirectClient {
         if busy {
             return Err(Errno::EBUSY.into());
         }
-        let cx = who.context(old_dir.mount.origin);
-        let (from, to) = ((old_dir.node.ino(), old.name()?), (new_dir.node.ino(), new.name()?));
-        let mount = &old_dir.mount;
-        let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
-        let _changing = (
-            mount.change_name(&old_dir.node, old.bytes()),
-            mount.change_name(&new_dir.node, new.bytes()),
-        );
-        let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
-        if source.is_dir() || target.as_ref().is_some_and(CallTarget::is_dir) {
-            mount.record_path_change();
-        }
-        source.invalidate();
-        if let Some(target) = target {
-            target.invalidate();
-        }
-        mount.record_name_change(&old_dir.node, old.bytes());
-        mount.record_name_change(&new_dir.node, new.bytes());
-        Ok(result.map_err(map_missing_operation)?)
+        moving.perform(who, &source, target.as_ref())
     }
 
     /// Finds the place of a new file. Fails with `EEXIST`, `EROFS` or `EACCES`, and with `ENOENT`
@@ -317,21 +308,29 @@ impl DirectClient {
     ) -> Result<NewNamePlace<'a>> {
         let PathParent { dir, last } = self.walk(task, who, at, path)?.parent()?;
         let last = to_name(last).ok_or(Errno::EEXIST)?;
-        match victim(&dir, &last, who) {
+        last.name()?;
+        let is_unseen = dir.mount.removes_unseen() && (directory || !last.slash);
+        let spot = NewNamePlace { dir, last, is_unseen };
+        if is_unseen {
+            writable(&spot.dir).map_err(|errno| spot.after_lookup(who, errno))?;
+            return Ok(spot);
+        }
+        match victim(&spot.dir, &spot.last, who) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
-        if last.slash && !directory {
+        if spot.last.slash && !directory {
             return Err(Errno::ENOENT.into());
         }
-        writable(&dir)?;
-        Ok(NewNamePlace { dir, last })
+        writable(&spot.dir)?;
+        Ok(spot)
     }
 
     fn finish_creation(
         &self,
         spot: &NewNamePlace<'_>,
+        who: &TaskCredentials,
         entry: Result<defuse_fs::Entry, Errno>,
     ) -> Result<()> {
         let MountedInode { node, mount } = &spot.dir;
@@ -343,7 +342,7 @@ impl DirectClient {
             Err(errno) => {
                 // Another process may have created the name, so drop a cached negative entry.
                 mount.record_name_change(node, spot.last.bytes());
-                Err(errno.into())
+                Err(spot.after_lookup(who, errno).into())
             }
         }
     }
@@ -353,7 +352,16 @@ impl NewNamePlace<'_> {
     /// Checks that `who` may create a name here. It is a separate step because link(2) checks its
     /// source first.
     fn check(&self, who: &TaskCredentials) -> Result<(), Errno> {
-        access::check(&self.dir.mount, &self.dir.node, who, NeededAccess::MODIFY_DIR)
+        let MountedInode { node, mount } = &self.dir;
+        access::check(mount, node, who, NeededAccess::MODIFY_DIR)
+            .map_err(|errno| self.after_lookup(who, errno))
+    }
+
+    /// Returns the error of a creation that has failed with `errno`. EEXIST has precedence over all others, so that a name that was not
+    /// looked up before is looked up now.
+    fn after_lookup(&self, who: &TaskCredentials, errno: Errno) -> Errno {
+        let is_there = || victim(&self.dir, &self.last, who).is_ok();
+        if self.is_unseen && errno != Errno::EEXIST && is_there() { Errno::EEXIST } else { errno }
     }
 }
 
@@ -451,6 +459,45 @@ struct PendingRename<'a> {
 }
 
 impl PendingRename<'_> {
+    /// True if `who` may give and remove any name in both directories, so that the file system itself can check what the names lead to.
+    fn may_be_unseen(&self, who: &TaskCredentials) -> bool {
+        let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, .. } = self;
+        let has_slash = old.slash || new.slash;
+        flags.0 == 0
+            && !has_slash
+            && may_remove_unseen(old_dir, who)
+            && may_remove_unseen(new_dir, who)
+    }
+
+    /// Renames `source`. A `target` that was not looked up is no directory if `source` is none.
+    fn perform(
+        &self,
+        who: &TaskCredentials,
+        source: &CallTarget<'_>,
+        target: Option<&CallTarget<'_>>,
+    ) -> Result<()> {
+        let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, .. } = self;
+        let cx = who.context(old_dir.mount.origin);
+        let (from, to) = ((old_dir.node.ino(), old.name()?), (new_dir.node.ino(), new.name()?));
+        let mount = &old_dir.mount;
+        let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
+        let _changing = (
+            mount.change_name(&old_dir.node, old.bytes()),
+            mount.change_name(&new_dir.node, new.bytes()),
+        );
+        let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
+        if source.is_dir() || target.is_some_and(CallTarget::is_dir) {
+            mount.record_path_change();
+        }
+        source.invalidate();
+        if let Some(target) = target {
+            target.invalidate();
+        }
+        mount.record_name_change(&old_dir.node, old.bytes());
+        mount.record_name_change(&new_dir.node, new.bytes());
+        Ok(result.map_err(map_missing_operation)?)
+    }
+
     /// A trailing slash requires a directory: `ENOTDIR`.
     fn check_slashes(
         &self,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use defuse_fs::{
-    Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, OpenReply, create_in_calls,
-    shortcuts_of,
+    Attr, Entry, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, OpenOutcome, OpenReply,
+    PathResolution, create_in_calls, shortcuts_of,
 };
 use defuse_probe::Op;
 
@@ -12,6 +12,7 @@ use crate::access::{self, NeededAccess};
 use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
 use crate::description::{DescriptionParts, FileDescription};
+use crate::lifetime::CallMoment;
 use crate::remaining_path::{ComponentKind, PathComponent};
 use crate::resolve::{CallTarget, UncheckedOpen};
 use crate::stop::{CallError, Result};
@@ -371,6 +372,11 @@ impl PendingOpen<'_> {
                 made => return made.map(Some),
             }
         }
+        if !self.has(OpenFlags::EXCL)
+            && let CreateLookup::Opened(file) = self.create_or_find(&dir, component)?
+        {
+            return Ok(Some(file));
+        }
         // Another process may create or remove the name between lookup and create, so the loop
         // retries a few times.
         for _ in 0..8 {
@@ -429,6 +435,47 @@ impl PendingOpen<'_> {
         if self.has(OpenFlags::EXCL) {
             return Err(Errno::EEXIST.into());
         }
+        self.open_found(dir, found)
+    }
+
+    /// Creates `component` in `dir`, or opens it if it is a regular file, where the file system decides which by one call. The caller
+    /// goes on with a walk otherwise, also after an error, which may concern the creation alone.
+    fn create_or_find(
+        &self,
+        dir: &MountedInode,
+        component: &PathComponent<'_>,
+    ) -> Result<CreateLookup> {
+        let mount = &dir.mount;
+        let modify = NeededAccess::MODIFY_DIR;
+        if !mount.may_open_or_create() || access::check(mount, &dir.node, self.who, modify).is_err()
+        {
+            return Ok(CreateLookup::Walk);
+        }
+        let name = component.name()?;
+        let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
+        let (cx, moment) = (self.who.context(mount.origin), mount.current_moment());
+        let flags = OpenFlags(self.flags & !OF_NAMES | OpenFlags::CREAT);
+        let args = OpenArgs { flags, kill_suidgid: false };
+        let _changing = mount.change_name(&dir.node, name.as_bytes());
+        match mount.open_or_create(&cx, (&dir.node, name), &node, args)? {
+            Some(OpenOutcome::Created(entry, opened)) => {
+                let made = (entry, opened, moment);
+                self.describe_new(dir, component, made).map(CreateLookup::Opened)
+            }
+            Some(OpenOutcome::Opened(entry, opened)) => {
+                let node = mount.adopt(&entry, moment);
+                let here = MountedInode { node, mount: Arc::clone(mount) };
+                self.describe(here, Some(opened)).map(CreateLookup::Opened)
+            }
+            Some(OpenOutcome::Found(PathResolution::Inode { ino, attr, .. })) => {
+                self.open_found(dir, CallTarget::from_resolved(mount, ino, attr, moment))
+            }
+            Some(OpenOutcome::Found(_)) | None => Ok(CreateLookup::Walk),
+        }
+    }
+
+    /// Opens `found` in `dir` without a walk if it is a regular file.
+    fn open_found(&self, dir: &MountedInode, found: CallTarget<'_>) -> Result<CreateLookup> {
         if found.kind != FileKind::Regular || self.has(PATH) {
             return Ok(CreateLookup::Walk);
         }
@@ -476,16 +523,29 @@ impl PendingOpen<'_> {
         let name = component.name()?;
         access::check(&dir.mount, &dir.node, self.who, NeededAccess::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
-        // O_EXCL even if the caller did not set it: a file that another process created meanwhile
-        // must be checked before it is opened.
-        let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
-        let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
-        let args = OpenArgs { flags, kill_suidgid: false };
+        let args = self.creation_args();
         let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.current_moment());
         let _changing = dir.mount.change_name(&dir.node, name.as_bytes());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
+        self.describe_new(dir, component, (entry, opened, moment))
+    }
+
+    /// O_EXCL even if the caller did not set it: a file that another process created meanwhile must be checked before it is opened.
+    fn creation_args(&self) -> OpenArgs {
+        let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
+        let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
+        OpenArgs { flags, kill_suidgid: false }
+    }
+
+    /// A file that was made just now, by a call that began at the moment.
+    fn describe_new(
+        &self,
+        dir: &MountedInode,
+        component: &PathComponent<'_>,
+        (entry, opened, moment): (Entry, OpenReply, CallMoment),
+    ) -> Result<Arc<FileDescription>> {
         let node = dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment));
         self.describe(MountedInode { node, mount: Arc::clone(&dir.mount) }, Some(opened))
     }

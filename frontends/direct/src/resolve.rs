@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
-    Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, NormalPath, OpenArgs,
-    OpenFlags, OpenReply, PathResolution, ReleaseArgs, Result, shortcuts_of,
+    Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, NewNode, NormalPath,
+    OpenArgs, OpenFlags, OpenOutcome, OpenReply, PathResolution, ReleaseArgs, Result, shortcuts_of,
 };
 use defuse_probe::Op;
 
@@ -127,7 +127,7 @@ impl<'a> CallTarget<'a> {
         }
     }
 
-    fn from_resolved(
+    pub(crate) fn from_resolved(
         mount: &'a Arc<ClientMount>,
         ino: Ino,
         attr: Attr,
@@ -389,6 +389,32 @@ impl ClientMount {
     ) -> Result<Option<(PathResolution, Option<OpenReply>)>> {
         let call = |fs: &dyn FileSystem| shortcuts_of(fs).resolve_to_open(cx, from, path, args);
         self.check_answer(self.call(Op::RESOLVE, call))
+    }
+
+    /// True if the file system may create a file where it finds no name, without a lookup before.
+    pub(crate) fn may_open_or_create(&self) -> bool {
+        let may = self.keeps_answers() && self.may_resolve() || self.decides_on_names();
+        may && !self.lacks_open_or_create.load(Relaxed)
+    }
+
+    /// Creates a file, or resolves its name. `None` if only other calls find out.
+    pub(crate) fn open_or_create(
+        &self,
+        cx: &Context<'_>,
+        (dir, name): (&CachedInode, Name<'_>),
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<Option<OpenOutcome>> {
+        let call =
+            |fs: &dyn FileSystem| shortcuts_of(fs).open_or_create(cx, dir.ino(), name, node, args);
+        match self.call(Op::CREATE, call) {
+            Err(Errno::ENOSYS) => {
+                self.lacks_open_or_create.store(true, Relaxed);
+                Ok(None)
+            }
+            Err(Errno::ESTALE) => Ok(None),
+            result => result.map(Some),
+        }
     }
 
     /// An answer for a path; `None` if there is none, and the caller must walk.

@@ -423,7 +423,9 @@ impl<'a> PathWalk<'a> {
 
     /// Looks up a name, and enters the mount that covers it.
     fn child(&mut self, dir: &MountedInode, component: &PathComponent<'_>) -> Result<MountedInode> {
-        let (name, open) = (component.name()?, self.open.filter(|_| !component.slash));
+        let name = component.name()?;
+        let is_refused = |args: &OpenArgs| args.flags.writable() && dir.mount.read_only();
+        let open = self.open.filter(|args| !component.slash && !is_refused(args));
         let (node, attr, opened) = dir.mount.look_up_to_open(&dir.node, name, self.who, open)?;
         self.opened = opened.zip(open).map(|(opened, args)| {
             UncheckedOpen::new(&dir.mount, self.who, (node.ino(), args.flags), opened)

@@ -173,6 +173,11 @@ macro_rules! delegate {
             parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, data: &[u8])
             -> $crate::Entry }
     };
+    (@only $how:tt open_or_create) => {
+        $crate::delegate! { @short $how open_or_create OpenOrCreate(
+            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, args: $crate::OpenArgs)
+            -> $crate::OpenOutcome }
+    };
     (@only $how:tt peek) => {
         $crate::delegate! { @short $how
             peek Peek(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Attr }
@@ -390,11 +395,12 @@ mod tests {
         fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>, _: OpenArgs) -> Result<(PathResolution, Option<OpenReply>)> { self.count() }
         fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: OpenArgs) -> Result<(Entry, Option<OpenReply>)> { self.count() }
         fn create_with(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: &[u8]) -> Result<Entry> { self.count() }
+        fn open_or_create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<OpenOutcome> { self.count() }
         fn peek(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Attr> { self.count() }
     }
 
     /// Takes every shortcut, and returns their errors.
-    fn take(fs: &dyn FileSystem) -> [Errno; 5] {
+    fn take(fs: &dyn FileSystem) -> [Errno; 6] {
         let (cx, of, args) = (cx(), shortcuts_of(fs), OpenArgs::default());
         let (at, name) = (Ino::ROOT, name("a"));
         [
@@ -402,6 +408,7 @@ mod tests {
             of.resolve_to_open(&cx, at, name.into(), args).unwrap_err(),
             of.lookup_to_open(&cx, at, name, args).unwrap_err(),
             of.create_with(&cx, at, name, &node(), b"x").unwrap_err(),
+            of.open_or_create(&cx, at, name, &node(), args).unwrap_err(),
             of.peek(&cx, at, name).unwrap_err(),
         ]
     }
@@ -442,7 +449,7 @@ mod tests {
 
     #[test]
     fn shortcuts_do_not_bypass_a_layer() {
-        assert_eq!(take(&*testing::tree()), [Errno::ENOSYS; 5], "a file system without shortcuts");
+        assert_eq!(take(&*testing::tree()), [Errno::ENOSYS; 6], "a file system without shortcuts");
         let fs = std::sync::Arc::new(Quick::default());
         let through: [&dyn FileSystem; 4] = [
             &fs,
@@ -451,13 +458,13 @@ mod tests {
             &Reads(Inner { inner: All(Inner { inner: &fs }) }),
         ];
         for layer in through {
-            assert_eq!((take(layer), fs.take_count()), ([Errno::EIO; 5], 5));
+            assert_eq!((take(layer), fs.take_count()), ([Errno::EIO; 6], 6));
         }
         let inner = || Inner { inner: &*fs };
         let hidden: [&dyn FileSystem; 3] = [&Looks(inner()), &Opens(inner()), &Ends(inner())];
         for layer in hidden {
             assert!(layer.shortcuts().is_none());
-            assert_eq!((take(layer), fs.take_count()), ([Errno::ENOSYS; 5], 0));
+            assert_eq!((take(layer), fs.take_count()), ([Errno::ENOSYS; 6], 0));
         }
     }
 
@@ -476,7 +483,7 @@ mod tests {
             Box::new(SynchronousLayer::new(fs.clone(), false)),
         ];
         for layer in layers {
-            let [resolve, _, _, create_with, peek] = take(&*layer);
+            let [resolve, _, _, create_with, _, peek] = take(&*layer);
             assert_eq!([resolve, peek, create_with], [Errno::EIO, Errno::EIO, Errno::ENOSYS]);
             // The default of one resolves.
             assert_eq!(fs.take_count(), 3);

@@ -93,6 +93,7 @@ methods! {
     Resolve "resolve" false,
     ResolveToOpen "resolve_to_open" false,
     LookupToOpen "lookup_to_open" false,
+    OpenOrCreate "open_or_create" true,
     CreateWith "create_with" true,
     Peek "peek" false,
 }
