@@ -73,6 +73,11 @@ impl MountLocation {
         }
     }
 
+    /// True for a mount in the namespace of this process.
+    pub fn is_here(&self) -> bool {
+        self.inside.is_none()
+    }
+
     fn is(&self, other: &MountLocation) -> bool {
         (self.namespace, self.mount_id) == (other.namespace, other.mount_id)
     }

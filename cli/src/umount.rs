@@ -33,6 +33,9 @@ pub struct UmountArgs {
     /// Cut off what is in progress, as `umount -f` does
     #[arg(skip)]
     pub force: bool,
+    /// Do not report other places where the file system is mounted, as umount(8) does not
+    #[arg(skip)]
+    pub silent: bool,
     /// The mount points
     #[arg(required = true, add = completions::own_mounts())]
     pub mountpoints: Vec<PathBuf>,
@@ -89,6 +92,9 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
     if others.is_empty() {
         return wait_for(path, &served, lazy);
     }
+    if args.silent {
+        return Ok(());
+    }
     let pid = served.daemon.pid;
     error::warn(&format!(
         "unmounted {}; the file system is also mounted on {}, so that process {pid} goes on to serve it until \
@@ -101,11 +107,9 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
 }
 
 /// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as
-/// the namespace of another mount's daemon, has copies of all mounts for a moment. None if the daemon ends meanwhile.
-fn find_lasting(
-    others: impl Fn() -> Vec<MountLocation>,
-    served: &UnmountTarget,
-) -> Vec<MountLocation> {
+/// the namespace of another mount's daemon, has copies of all mounts for a moment. A place in the namespace of this process stays.
+/// None if the daemon ends meanwhile.
+fn find_lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> Vec<MountLocation> {
     const MOMENT: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(50);
     let begun = Instant::now();
@@ -114,7 +118,7 @@ fn find_lasting(
         if others.is_empty() || !served.is_alive() {
             return Vec::new();
         }
-        if begun.elapsed() > MOMENT {
+        if begun.elapsed() > MOMENT || others.iter().any(MountLocation::is_here) {
             return others;
         }
         thread::sleep(PAUSE);

@@ -32,7 +32,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
 }
 
 fn parse(arguments: &[OsString]) -> Result<UmountArgs> {
-    let mut args = UmountArgs::default();
+    let mut args = UmountArgs { silent: true, ..UmountArgs::default() };
     let mut rest = arguments.iter().skip(1);
     while let Some(word) = rest.next() {
         let Some(flags) = word.as_bytes().strip_prefix(b"-") else {
@@ -44,7 +44,8 @@ fn parse(arguments: &[OsString]) -> Result<UmountArgs> {
                 b'l' => args.lazy = true,
                 b'f' => args.force = true,
                 // There is no mtab, and an unmount that fails changes nothing.
-                b'n' | b'r' | b'v' => {}
+                b'n' | b'r' => {}
+                b'v' => args.silent = false,
                 b't' => {
                     // The value follows the flag at once, or is the next word.
                     if flags.len() == at + 1 {
