@@ -14,8 +14,7 @@ use crate::{options, remount};
 const WRONG_USE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
-/// Options for mount(8) and other readers of fstab. The options about access times are the kernel's default on a FUSE
-/// mount or have no effect there.
+/// Options for mount(8) and other readers of fstab. The options about access times of directories have no effect on a FUSE mount.
 const NOT_OURS: &[&str] = &[
     "defaults",
     "auto",
@@ -29,11 +28,9 @@ const NOT_OURS: &[&str] = &[
     "nogroup",
     "nofail",
     "_netdev",
-    "relatime",
     "norelatime",
     "diratime",
     "nodiratime",
-    "strictatime",
     "nostrictatime",
     "lazytime",
     "nolazytime",
@@ -244,6 +241,8 @@ mod tests {
         let requested = request(r"mount.fuse.defuse defuse#memory: /m -nfofsname=a\,b").unwrap();
         assert_eq!((requested.mount.source, requested.fake), ("memory:".into(), true));
         assert_eq!(requested.mount.options, [r"fsname=a\,b"]);
+        let requested = request("mount.fuse.defuse memory: /m -o strictatime,nodiratime").unwrap();
+        assert_eq!(requested.mount.options, ["strictatime"]);
     }
 
     #[test]

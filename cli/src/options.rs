@@ -96,7 +96,7 @@ pub fn parse(
     let frontend = &mut settings.source.frontend;
     frontend.single_user = single_user;
     frontend.writeback = settings.session.writeback;
-    frontend.noatime = settings.mount.noatime;
+    frontend.access_times = settings.mount.access_times;
     frontend.granted = GrantedEffects { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
     Ok(settings)
 }
@@ -249,6 +249,7 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use defuse_fs::posix::AccessTimeRule;
     use defuse_fs::source::LockPlace;
     use defuse_fuse::mount::mount_option_names;
     use std::time::Duration;
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(set.source.options, ["handles=off", "fd_cache=9"]);
         let set = expect_parsed("memory", "size=1G,noatime,uid=5,timeout=2");
         assert_eq!(set.source.options, ["size=1G", "uid=5"]);
-        assert!(set.source.frontend.noatime);
+        assert_eq!(set.source.frontend.access_times, AccessTimeRule::Never);
         assert_eq!(set.session.negative_timeout, Some(Duration::from_secs(2)));
     }
 

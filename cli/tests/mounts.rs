@@ -805,6 +805,53 @@ fn files_are_dated_in_the_order_of_their_changes() {
     }
 }
 
+/// Reading a mount with `ro` moved access times: of the files of a passthrough, and in the memory of a daemon of uhs (xfstests 003).
+#[test]
+fn reading_a_read_only_mount_leaves_access_times() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    for source in ["uhs:img", "passthrough:src"] {
+        place.ok(&["mount", source, "mnt"]);
+        fs::write(place.path("mnt/file"), "text").unwrap();
+        place.ok(&["umount", "mnt"]);
+        for options in ["ro", "ro,strictatime", "ro,direct_io"] {
+            place.ok(&["mount", source, "mnt", "-o", options]);
+            let file = place.path("mnt/file");
+            let accessed = || fs::metadata(&file).unwrap().accessed().unwrap();
+            let before = accessed();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(fs::read(&file).unwrap(), b"text");
+            assert_eq!(accessed(), before, "{source}, {options}");
+            place.ok(&["umount", "mnt"]);
+        }
+    }
+}
+
+/// With `strictatime` the rule of `relatime` still applied, on every source.
+#[test]
+fn with_strictatime_each_reading_moves_the_access_time() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    for source in ["memory:", "uhs:img", "passthrough:src"] {
+        for options in ["", ",writeback", ",direct_io", ",no_passthrough"] {
+            let what = format!("{source}{options}");
+            let options = format!("strictatime{options}");
+            place.ok(&["mount", source, "mnt", "-o", &options]);
+            let file = place.path("mnt/file");
+            let accessed = || fs::metadata(&file).unwrap().accessed().unwrap();
+            fs::write(&file, "text").unwrap();
+            for _ in 0..3 {
+                let before = accessed();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                assert_eq!(fs::read(&file).unwrap(), b"text");
+                assert!(accessed() > before, "{what}");
+            }
+            fs::remove_file(&file).unwrap();
+            place.ok(&["umount", "mnt"]);
+        }
+    }
+}
+
 /// The kernel answers reads from its cache without a request: programs that check whether a file was read since it
 /// changed, such as those that wait for mail, never saw it.
 #[test]

@@ -46,7 +46,7 @@ const OPTIONS: UhsOptions = UhsOptions {
     dirty_pages: 64,
     index: 64 << 20,
     writeback: false,
-    noatime: false,
+    access_times: defuse_fs::posix::AccessTimeRule::Relative,
 };
 
 fn is_full() -> bool {

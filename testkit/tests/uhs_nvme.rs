@@ -30,7 +30,7 @@ const OPTIONS: defuse_uhs::UhsOptions = defuse_uhs::UhsOptions {
     dirty_pages: 64,
     index: 64 << 20,
     writeback: false,
-    noatime: false,
+    access_times: defuse_fs::posix::AccessTimeRule::Relative,
 };
 
 fn cx() -> Context<'static> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{
     AnswerLifetime, Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino,
     OpenArgs, OpenFlags, OpenReply, Origin, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs,
@@ -143,7 +144,7 @@ impl MemoryFileSystem {
             self.drop_refs(&inode, |refs| refs.opens -= 1);
             return Err(errno);
         }
-        if !self.noatime && !args.flags.has(OpenFlags::NOATIME) {
+        if self.access_times != AccessTimeRule::Never && !args.flags.has(OpenFlags::NOATIME) {
             self.access_at_open(cx.origin, &inode, args.flags);
         }
         Ok(self.make_open_reply(&inode))
@@ -154,7 +155,7 @@ impl MemoryFileSystem {
     fn access_at_open(&self, origin: Origin, inode: &MemoryInode, flags: OpenFlags) {
         let reads_pages = inode.kind == FileKind::Regular
             && flags.readable()
-            && inode.atime_is_due()
+            && inode.atime_is_due(self.access_times)
             && self.frontends.reads_own_pages(origin);
         if reads_pages {
             self.touch_atime(inode);
@@ -195,9 +196,9 @@ impl MemoryFileSystem {
         }
     }
 
-    /// Updates the access time, as relatime does. True if that has changed it.
+    /// Updates the access time by the rule of the mount. True if that has changed it.
     pub(crate) fn touch_atime(&self, inode: &MemoryInode) -> bool {
-        let due = !self.noatime && inode.atime_is_due();
+        let due = inode.atime_is_due(self.access_times);
         if due {
             inode.change_meta().atime = self.clock.exact();
         }

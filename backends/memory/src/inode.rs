@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::posix::acl::Acl;
-use defuse_fs::posix::drop_set_id;
+use defuse_fs::posix::{AccessTimeRule, drop_set_id};
 use defuse_fs::{Errno, FileKind, Result, Timestamp};
 
 use crate::data::PagedData;
@@ -136,9 +136,12 @@ impl MemoryInode {
         meta
     }
 
-    /// True if reading updates the access time, by the rule of `relatime`: only if it is not later than
-    /// the last change.
-    pub fn atime_is_due(&self) -> bool {
+    /// True if reading updates the access time. By the rule of `relatime`, it does so only if the time is not later
+    /// than the last change.
+    pub fn atime_is_due(&self, rule: AccessTimeRule) -> bool {
+        if rule != AccessTimeRule::Relative {
+            return rule == AccessTimeRule::Strict;
+        }
         if self.atime_is_current.load(Ordering::Relaxed) {
             return false;
         }

@@ -53,7 +53,7 @@ fn defaults(frontend: &FrontendProperties) -> MemoryOptions {
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
         writeback: frontend.writeback,
-        noatime: frontend.noatime,
+        access_times: frontend.access_times,
         ..MemoryOptions::default()
     }
 }

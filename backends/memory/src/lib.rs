@@ -10,7 +10,7 @@
 //! bytes counts the pages of files. Names, symbolic links, extended attributes and ACLs count as
 //! one page for every 4096 bytes together.
 //!
-//! The access time follows `relatime`, and `O_NOATIME` is honoured. If no caller has read a file's attributes since the
+//! The access time follows the rule of the mount (by default `relatime`), and `O_NOATIME` is honoured. If no caller has read a file's attributes since the
 //! previous write, the next write uses the time of the last kernel tick; see `clock.rs`.
 //!
 //! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes
@@ -57,7 +57,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use defuse_fs::posix::{clears_mark, drop_set_id};
+use defuse_fs::posix::{AccessTimeRule, clears_mark, drop_set_id};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
@@ -99,8 +99,8 @@ pub struct MemoryOptions {
     pub root_gid: u32,
     /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
     pub writeback: bool,
-    /// Reading does not update access times.
-    pub noatime: bool,
+    /// The rule by which reading updates access times.
+    pub access_times: AccessTimeRule,
 }
 
 impl Default for MemoryOptions {
@@ -116,7 +116,7 @@ impl Default for MemoryOptions {
             root_uid: 0,
             root_gid: 0,
             writeback: false,
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
         }
     }
 }
@@ -135,7 +135,7 @@ pub struct MemoryFileSystem {
     next_ino: AtomicU64,
     frontends: Frontends,
     clock: clock::DateClock,
-    noatime: bool,
+    access_times: AccessTimeRule,
 }
 
 impl MemoryFileSystem {
@@ -159,7 +159,7 @@ impl MemoryFileSystem {
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: Frontends::new(VALID_FOR),
             clock: clock::DateClock::new(options.writeback),
-            noatime: options.noatime,
+            access_times: options.access_times,
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);

@@ -76,7 +76,7 @@ fn defaults(frontend: &FrontendProperties) -> PassthroughOptions {
         locks: frontend.locks,
         fd_cache: frontend.descriptors_kept,
         writeback: frontend.writeback,
-        noatime: frontend.noatime,
+        access_times: frontend.access_times,
         credentials: match (frontend.threads, frontend.threads.native_opener()) {
             (_, Some(opener)) => CredentialsPolicy::Callers(opener),
             (CallingThreads::Application, None) => CredentialsPolicy::Restore,
@@ -99,6 +99,7 @@ fn open(rest: &OsStr, options: PassthroughOptions) -> SourceResult<Arc<dyn FileS
 mod tests {
     use super::*;
     use crate::{GrantedEffects, LockPlace};
+    use defuse_fs::posix::AccessTimeRule;
 
     #[test]
     fn options_reach_their_settings() {
@@ -127,7 +128,7 @@ mod tests {
             locks: LockPlace::Inherited,
             concurrent: true,
             writeback: true,
-            noatime: true,
+            access_times: AccessTimeRule::Never,
             read_only: false,
             backing_files: false,
             granted,
@@ -144,7 +145,7 @@ mod tests {
             locks: LockPlace::Inherited,
             fd_cache: 256,
             writeback: true,
-            noatime: true,
+            access_times: AccessTimeRule::Never,
             credentials: CredentialsPolicy::Restore,
             descriptors_from: 900,
             granted,

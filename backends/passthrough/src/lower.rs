@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::mounts::place_of;
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
 
@@ -16,17 +17,25 @@ pub(crate) fn move_above(fd: OwnedFd, floor: u32) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd)
 }
 
-/// Clones the mounts of `dir` and below, with access times disabled, mount_setattr(2). Backing
+/// Clones the mounts of `dir` and below, with another rule for access times, mount_setattr(2). Backing
 /// files are read by the kernel, which uses the flags of the mount and not of our descriptor.
-/// Returns `None` without the privilege, or before Linux 5.12.
-pub(crate) fn disable_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// Returns `None` for the default rule, without the privilege, or before Linux 5.12.
+pub(crate) fn with_access_times(dir: BorrowedFd<'_>, rule: AccessTimeRule) -> Option<OwnedFd> {
     use rustix::mount::{OpenTreeFlags, open_tree};
+    /// `MOUNT_ATTR_NOATIME` and `MOUNT_ATTR_STRICTATIME` of linux/mount.h.
+    const NOATIME: u64 = 0x10;
+    const STRICTATIME: u64 = 0x20;
+    let attribute = match rule {
+        AccessTimeRule::Relative => return None,
+        AccessTimeRule::Strict => STRICTATIME,
+        AccessTimeRule::Never => NOATIME,
+    };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH
         | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(dir, c"", flags).ok()?;
-    crate::sys::set_noatime(&tree).ok()?;
+    crate::sys::set_access_times(&tree, attribute).ok()?;
     Some(tree)
 }
 

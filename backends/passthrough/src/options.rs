@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use defuse_fs::CacheMode;
 use defuse_fs::native::NativeOpener;
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::source::{GrantedEffects, LockPlace};
 
 /// Use of file handles to find inodes again, open_by_handle_at(2).
@@ -71,10 +72,10 @@ pub struct PassthroughOptions {
     /// for reading, too, because the frontend must read partly written pages, and `O_APPEND` is
     /// left to the frontend. Default false.
     pub writeback: bool,
-    /// Do not update access times on the source, as with the mount option `noatime`. A privileged
-    /// process then serves a clone of the mounts, which does not include file systems mounted below
-    /// the source later. Default false.
-    pub noatime: bool,
+    /// The rule by which reading updates access times on the source. For another one than the default a privileged
+    /// process serves a clone of the mounts, which does not include file systems mounted below the source later. By default, the
+    /// rule of the source's own mount applies.
+    pub access_times: AccessTimeRule,
     /// Request a flush at every close(2), even if there is nothing to flush. Default false.
     pub flushes: bool,
     /// The kind of threads that operations run on. Default [`CredentialsPolicy::Sticky`].
@@ -102,7 +103,7 @@ impl Default for PassthroughOptions {
             xattrs: true,
             single_user: false,
             writeback: false,
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
             flushes: false,
             credentials: CredentialsPolicy::Sticky,
             descriptors_from: 0,

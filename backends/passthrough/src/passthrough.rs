@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -103,9 +104,9 @@ impl Passthrough {
             .map_err(SourceError::NoProc)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(source, flags, Mode::empty()).or_errno().map_err(fail)?;
-        let quiet = options.noatime.then(|| lower::disable_access_times(root.as_fd())).flatten();
-        let opens_without_atime = options.noatime && quiet.is_none();
-        let root = quiet.unwrap_or(root);
+        let dated = lower::with_access_times(root.as_fd(), options.access_times);
+        let opens_without_atime = options.access_times == AccessTimeRule::Never && dated.is_none();
+        let root = dated.unwrap_or(root);
         let mut mount =
             LowerMount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
                 LowerMountError::NoHandles(errno) => {

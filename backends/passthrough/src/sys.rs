@@ -229,12 +229,12 @@ pub(crate) fn fchmod_path(fd: BorrowedFd<'_>, perm: u32) -> Result<()> {
     .map(drop)
 }
 
-/// Disables access times on the mounts of `tree`, mount_setattr(2) of Linux 5.12.
-pub(crate) fn set_noatime(tree: &OwnedFd) -> Result<()> {
+/// Sets the attribute for access times of the mounts of `tree`, mount_setattr(2) of Linux 5.12.
+pub(crate) fn set_access_times(tree: &OwnedFd, attribute: u64) -> Result<()> {
     const AT_RECURSIVE: libc::c_int = 0x8000;
-    // struct mount_attr of linux/mount.h: attr_set (MOUNT_ATTR_NOATIME), attr_clr (MOUNT_ATTR__ATIME),
+    // struct mount_attr of linux/mount.h: attr_set, attr_clr (MOUNT_ATTR__ATIME),
     // propagation, userns_fd.
-    let attr: [u64; 4] = [0x10, 0x70, 0, 0];
+    let attr: [u64; 4] = [attribute, 0x70, 0, 0];
     // SAFETY: the path is an empty literal with a NUL, and the kernel only reads `attr`, whose
     // length is passed.
     check(unsafe {

@@ -25,6 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use defuse_block::{BlockDevice, BlockingQueue, CountedDevice, SeparatedDevice};
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::source::WorkWatch;
 use defuse_fs::{AnswerLifetime, Entry, Errno, Frontends, Name, Result, SetXattrFlags, XattrName};
 
@@ -166,7 +167,6 @@ impl UhsEngine {
         } else if options.writeback {
             names.share_clock();
         }
-        names.set_noatime(options.noatime);
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
         memory.map_err(store::device_error("reserve memory"))?;
         if let Some(region) = pool.region() {
@@ -175,6 +175,7 @@ impl UhsEngine {
         let io = BlockIo::new(Arc::clone(&device), separated.is_some());
         let line = BlockingQueue::new(&*device).map_err(store::device_error("open a queue"))?;
         let writes = !options.read_only && problems.is_empty();
+        names.set_access_times(if writes { options.access_times } else { AccessTimeRule::Never });
         let store = match writes {
             true => {
                 EngineSlots::Store(Box::new(InodeStore::begin(device, &survey, rules, random)?))

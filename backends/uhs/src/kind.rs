@@ -31,7 +31,7 @@ pub static KIND: SourceDescription<UhsOptions> = SourceDescription {
     options: OPTIONS,
     defaults: |frontend| UhsOptions {
         read_only: frontend.read_only,
-        noatime: frontend.noatime,
+        access_times: frontend.access_times,
         writeback: frontend.writeback,
         ..UhsOptions::default()
     },

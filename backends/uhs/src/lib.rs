@@ -31,6 +31,8 @@ mod tests;
 
 use std::time::Duration;
 
+use defuse_fs::posix::AccessTimeRule;
+
 pub use check::{CheckReport, check};
 pub use defuse_block::separation::SeparationMode;
 pub use format::superblock::SuperblockError;
@@ -66,8 +68,8 @@ pub struct UhsOptions {
     pub worker: bool,
     /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
     pub writeback: bool,
-    /// Reading does not update access times.
-    pub noatime: bool,
+    /// The rule by which reading updates access times.
+    pub access_times: AccessTimeRule,
 }
 
 impl Default for UhsOptions {
@@ -87,7 +89,7 @@ impl Default for UhsOptions {
             queues: None,
             worker: false,
             writeback: false,
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
         }
     }
 }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::layer::Method;
 use crate::{
-    AccessMask, Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, NewNode, OpenArgs,
-    OpenFlags, OpenReply, Result, Shortcuts, delegate,
+    AccessMask, Caps, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, Name, NewNode,
+    OpenArgs, OpenFlags, OpenReply, ReadArgs, ReadBuf, Result, Shortcuts, delegate,
 };
 
 /// The inner file system, read-only. Every change fails with `EROFS`, as does opening for writing
 /// or with `O_TRUNC`, and [`access`](FileSystem::access) with the write bit. Locks and ioctl(2) are
 /// passed on.
 ///
-/// A read may still update the access time of a file, if the inner file system does so.
+/// A read of a file does not update its access time: it has `O_NOATIME`.
 ///
 /// Its [`switch`](ReadOnlyLayer::switch) permits changes, and forbids them again.
 #[derive(Clone, Debug)]
@@ -38,6 +38,11 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
         !self.writable.load(Ordering::Acquire)
     }
 
+    /// The flags of an open file, with `O_NOATIME` while changes are refused.
+    fn undated(&self, flags: OpenFlags) -> OpenFlags {
+        if self.refuses() { OpenFlags(flags.0 | OpenFlags::NOATIME) } else { flags }
+    }
+
     /// The inner file system.
     pub fn inner(&self) -> &F {
         &self.inner
@@ -58,7 +63,7 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
 const WRITE: u32 = 2;
 
 impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
-    delegate!(intercept inner, except caps, submit, access, open, create);
+    delegate!(intercept inner, except caps, submit, access, open, create, read);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)
@@ -88,10 +93,22 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
         if changes && self.is_read_only() {
             return Err(Errno::EROFS);
         }
-        let opened = self.inner.open(cx, ino, args)?;
+        let opened =
+            self.inner.open(cx, ino, OpenArgs { flags: self.undated(args.flags), ..args })?;
         // A writable mapping would remain writable after the switch forbids changes.
         let lower = opened.lower.filter(|_| !args.flags.writable());
         Ok(OpenReply { backing: None, lower, ..opened })
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let args = ReadArgs { flags: self.undated(args.flags), ..args };
+        self.inner.read(cx, file, args, out)
     }
 
     fn create(

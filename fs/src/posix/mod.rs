@@ -11,7 +11,7 @@ pub mod rename;
 mod set_id;
 
 pub use access::{consults_acl, owns, permits};
-pub use access_time::access_time_is_due;
+pub use access_time::{AccessTimeRule, access_time_is_due};
 pub use create::{CreateParent, NewInode, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
 pub use set_id::{clears_mark, drop_set_id};

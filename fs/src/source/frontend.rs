@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::posix::AccessTimeRule;
+
 /// The properties of the frontend that opens a file system. A backend may derive settings from
 /// them.
 ///
@@ -17,8 +19,8 @@ pub struct FrontendProperties {
     pub concurrent: bool,
     /// The frontend holds writes back (the kernel's write-back cache).
     pub writeback: bool,
-    /// Reading must not update access times.
-    pub noatime: bool,
+    /// The rule by which reading updates access times.
+    pub access_times: AccessTimeRule,
     /// Nothing is changed through the frontend: a source need not be opened for writing. A file system that
     /// changes nothing then sets [`Caps::read_only`](crate::Caps::read_only).
     pub read_only: bool,
@@ -50,7 +52,7 @@ impl Default for FrontendProperties {
             locks: LockPlace::Frontend,
             concurrent: false,
             writeback: false,
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
             read_only: false,
             backing_files: true,
             granted: GrantedEffects::default(),

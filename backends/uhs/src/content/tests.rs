@@ -34,7 +34,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> UhsOptions {
         queues: None,
         worker: false,
         writeback: false,
-        noatime: false,
+        access_times: defuse_fs::posix::AccessTimeRule::Relative,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use defuse_fs::posix::{access_time_is_due, drop_set_id};
+use defuse_fs::posix::{AccessTimeRule, drop_set_id};
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::DirectoryChange;
@@ -91,10 +91,10 @@ impl NameStore {
         })
     }
 
-    /// Updates the access time by the rule of `relatime`. The next other change of the inode writes it to the device.
+    /// Updates the access time by the rule of the mount. The next other change of the inode writes it to the device.
     /// True if the access time has changed.
     pub(crate) fn record_access(&self, ino: u64) -> bool {
-        if self.noatime {
+        if self.access_times == AccessTimeRule::Never {
             return false;
         }
         let now = self.now();
@@ -102,7 +102,7 @@ impl NameStore {
             let time = |time| Timestamp::from(record.time(time, extra));
             let old = time(TimeKind::Access);
             let newest = time(TimeKind::Modification).max(time(TimeKind::Change));
-            Ok(access_time_is_due(old, newest, now))
+            Ok(self.access_times.is_due(old, newest, now))
         });
         let update = || {
             self.records.change(ino, |mut changing| {

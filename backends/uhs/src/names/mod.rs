@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{AnswerLifetime, Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
 use crate::content::{BlockPool, ContentSummary, FileContent, INODE_MEMORY, SharedContent};
@@ -85,7 +86,7 @@ pub(crate) struct NameStore {
     renames: Mutex<()>,
     clock: ChangeClock,
     /// Reading does not update access times.
-    noatime: bool,
+    access_times: AccessTimeRule,
     next_ino: AtomicU64,
     next_stamp: AtomicU64,
     /// Directories with newer times than their slots.
@@ -120,7 +121,7 @@ impl NameStore {
             paths: PathCache::default(),
             renames: Mutex::default(),
             clock: ChangeClock::default(),
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
             next_ino: AtomicU64::new(ROOT + 1),
             // 1 and 2 are the positions of `.` and `..`.
             next_stamp: AtomicU64::new(3),
@@ -161,8 +162,8 @@ impl NameStore {
         self.clock = ChangeClock::new_shared();
     }
 
-    pub(crate) fn set_noatime(&mut self, noatime: bool) {
-        self.noatime = noatime;
+    pub(crate) fn set_access_times(&mut self, rule: AccessTimeRule) {
+        self.access_times = rule;
     }
 
     fn now(&self) -> Timestamp {

@@ -49,7 +49,7 @@ const OPTIONS: UhsOptions = UhsOptions {
     queues: None,
     worker: false,
     writeback: false,
-    noatime: false,
+    access_times: defuse_fs::posix::AccessTimeRule::Relative,
 };
 
 /// Rules with which data is written as early as possible before its group.

@@ -3,6 +3,7 @@
 use super::check::CheckedTarget;
 use super::loop_device::{self, AttachedLoopDevice};
 use super::{MountError, MountMethod, MountOptions, PreparedMount, SyncFs, open_device};
+use defuse_fs::posix::AccessTimeRule;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
@@ -147,7 +148,11 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, options.nosuid);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, options.nodev);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW, options.nosymfollow);
-    attributes.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.noatime);
+    attributes.insert(match options.access_times {
+        AccessTimeRule::Relative => MountAttrFlags::empty(),
+        AccessTimeRule::Strict => MountAttrFlags::MOUNT_ATTR_STRICTATIME,
+        AccessTimeRule::Never => MountAttrFlags::MOUNT_ATTR_NOATIME,
+    });
     attributes
 }
 
@@ -197,7 +202,11 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
     flags.set(MountFlags::NOSUID, options.nosuid);
     flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
-    flags.set(MountFlags::NOATIME, options.noatime);
+    flags.insert(match options.access_times {
+        AccessTimeRule::Relative => MountFlags::empty(),
+        AccessTimeRule::Strict => MountFlags::STRICTATIME,
+        AccessTimeRule::Never => MountFlags::NOATIME,
+    });
     flags.set(MountFlags::SYNCHRONOUS, options.sync);
     flags.set(MountFlags::DIRSYNC, options.dirsync);
     flags

@@ -2,6 +2,7 @@
 
 use super::helper;
 use defuse_fs::SourceRestrictions;
+use defuse_fs::posix::AccessTimeRule;
 use std::fmt;
 
 /// The options of a mount (`mount(8)`, `mount.fuse3(8)`).
@@ -17,8 +18,8 @@ pub struct MountOptions {
     pub nodev: bool,
     /// Symbolic links are not followed (Linux 5.10). `fusermount3` does not know it, so that only root may mount with it.
     pub nosymfollow: bool,
-    /// Access times are not updated.
-    pub noatime: bool,
+    /// The rule by which reading updates access times. The kernel shows it, and leaves the times to the file system.
+    pub access_times: AccessTimeRule,
     /// Writes are synchronous.
     pub sync: bool,
     /// Changes of directories are synchronous.
@@ -65,7 +66,7 @@ impl Default for MountOptions {
             nosuid: true,
             nodev: true,
             nosymfollow: false,
-            noatime: false,
+            access_times: AccessTimeRule::Relative,
             sync: false,
             dirsync: false,
             syncfs: None,
@@ -123,8 +124,10 @@ const TABLE: &[(&str, OptionSetter)] = &[
     ("nodev", OptionSetter::Flag(|o| o.nodev = true)),
     ("symfollow", OptionSetter::Flag(|o| o.nosymfollow = false)),
     ("nosymfollow", OptionSetter::Flag(|o| o.nosymfollow = true)),
-    ("atime", OptionSetter::Flag(|o| o.noatime = false)),
-    ("noatime", OptionSetter::Flag(|o| o.noatime = true)),
+    ("atime", OptionSetter::Flag(|o| o.access_times = AccessTimeRule::Relative)),
+    ("relatime", OptionSetter::Flag(|o| o.access_times = AccessTimeRule::Relative)),
+    ("noatime", OptionSetter::Flag(|o| o.access_times = AccessTimeRule::Never)),
+    ("strictatime", OptionSetter::Flag(|o| o.access_times = AccessTimeRule::Strict)),
     ("async", OptionSetter::Flag(|o| o.sync = false)),
     ("sync", OptionSetter::Flag(|o| o.sync = true)),
     ("dirsync", OptionSetter::Flag(|o| o.dirsync = true)),
@@ -205,7 +208,7 @@ impl MountOptions {
     }
 }
 
-/// Formats the options for `fusermount3 -o`.
+/// Formats the options for `fusermount3 -o`, which does not know `strictatime`.
 impl fmt::Display for MountOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.ro { "ro" } else { "rw" })?;
@@ -214,7 +217,7 @@ impl fmt::Display for MountOptions {
             (self.nosuid, "nosuid"),
             (self.nodev, "nodev"),
             (self.nosymfollow, "nosymfollow"),
-            (self.noatime, "noatime"),
+            (self.access_times == AccessTimeRule::Never, "noatime"),
             (self.sync, "sync"),
             (self.dirsync, "dirsync"),
             (self.auto_unmount, "auto_unmount"),

@@ -53,7 +53,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
         fsname: "my, disk".to_owned(),
         nosuid: true,
         nosymfollow: true,
-        noatime: true,
+        access_times: defuse_fs::posix::AccessTimeRule::Never,
         default_permissions: true,
         max_read: 65536,
         ..Default::default()
