@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -663,6 +663,62 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     }
 }
 
+/// Asynchronous direct writes into a file that other jobs allocate and punch holes in, on a full file system.
+const FULL: &str = "[global]
+filename=file
+filesize=128M
+size=999G
+continue_on_error=write
+ignore_error=,ENOSPC
+error_dump=0
+create_on_open=1
+fallocate=none
+time_based
+runtime=4
+[writes]
+ioengine=libaio
+iodepth=128
+bs=128k
+direct=1
+numjobs=4
+rw=randwrite
+[allocates]
+ioengine=falloc
+bssplit=128k/80:512k/10:32k/10
+rw=randwrite
+[punches]
+ioengine=falloc
+bs=4k
+rw=randtrim
+numjobs=2
+";
+
+/// An asynchronous direct write that found room for a part of its bytes failed with EIO, which programs take for a failed
+/// device: Linux makes that of a short count (xfstests 300).
+#[test]
+fn an_asynchronous_direct_write_that_finds_no_space_says_so() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "128M"]);
+    fs::write(place.path("jobs"), FULL).unwrap();
+    for (source, options) in [("uhs:img", "rw"), ("memory:", "size=100M")] {
+        place.ok(&["mount", source, "mnt", "-o", options]);
+        let mut fio = Command::new("fio");
+        fio.arg(place.path("jobs")).current_dir(place.path("mnt"));
+        let told = match fio.output() {
+            Ok(output) => said(output),
+            Err(error) => {
+                println!("skipped: fio: {error}");
+                return;
+            }
+        };
+        assert_eq!(told.code, Some(0), "{source}: {}", told.err);
+        let failed =
+            told.err.lines().chain(told.out.lines()).find(|line| line.contains("io_u error"));
+        assert_eq!(failed, None, "{source}");
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
 #[test]
 fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -802,6 +858,37 @@ fn files_are_dated_in_the_order_of_their_changes() {
             }
             place.expect_success(&["umount", "mnt"]);
         }
+    }
+}
+
+/// chattr(1) moves the change time, which the kernel went on to answer from its attributes (xfstests 277).
+#[test]
+fn the_change_time_is_new_after_a_change_of_flags() {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let Some(place) = TestPlace::to_mount() else { return };
+    let native = fs::File::create(place.path("src/file")).unwrap();
+    if ioctl_setflags(&native, IFlags::NODUMP).is_err() {
+        println!("not here: the file system below has no flags of files");
+        return;
+    }
+    for options in ["rw", "writeback", "timeout=60"] {
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        // With `writeback` the kernel dates files by itself, and does not see that the flags change.
+        let names: &[&str] = if options == "writeback" { &["."] } else { &["file", "."] };
+        for name in names {
+            let path = place.path("mnt").join(name);
+            let changed = || {
+                let stat = fs::metadata(&path).unwrap();
+                (stat.ctime(), stat.ctime_nsec())
+            };
+            let before = changed();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let file = fs::File::open(&path).unwrap();
+            let flags = ioctl_getflags(&file).unwrap();
+            ioctl_setflags(&file, flags ^ IFlags::NODUMP).unwrap();
+            assert!(changed() > before, "{name}, {options}");
+        }
+        place.ok(&["umount", "mnt"]);
     }
 }
 

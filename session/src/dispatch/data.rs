@@ -4,7 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use defuse_fs::{
-    Errno, Fh, File, FileSystem, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
+    Errno, Fh, File, FileSystem, IoOp, LockOwner, OpenFlags, ReadArgs, ReadBuf, Result, WriteArgs,
+    WriteBuf,
 };
 
 use super::{Dispatcher, HandlerOutcome, RequestCall, pod, send_success};
@@ -137,9 +138,8 @@ impl Dispatcher {
         send_success(Ok(()), reply)
     }
 
-    /// The kernel's write-back takes every reply but an error for all of the bytes. Therefore the rest of a short
-    /// write is tried until an error occurs, which is then returned. Otherwise fsync(2) would succeed although a part
-    /// of the data is lost.
+    /// Writes. Where a reply must not be a short count, the rest of a short write is tried until an error occurs, which is
+    /// then returned. Otherwise fsync(2) would succeed although a part of the data is lost.
     fn write_from(
         &self,
         call: &RequestCall<'_>,
@@ -148,15 +148,23 @@ impl Dispatcher {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let mut done = self.fs.write(&call.cx, file, args, data)?;
-        while args.from_cache && data.remaining() > 0 {
+        while self.must_write_all(&args) && data.remaining() > 0 {
             let before = data.remaining();
             let rest = WriteArgs { offset: args.offset + done as u64, ..args };
             done += self.fs.write(&call.cx, file, rest, data)?;
             if data.remaining() >= before {
-                return Err(Errno::EIO);
+                return Err(if args.from_cache { Errno::EIO } else { Errno::ENOSPC });
             }
         }
         Ok(done)
+    }
+
+    /// True for a write whose reply must not be a short count. The kernel's write-back takes it for all bytes, and an
+    /// asynchronous direct write fails with `EIO` then (`fuse_get_res_by_io()` of the kernel's fs/fuse/file.c), which
+    /// programs take for a failed device. What a request does not say is if a direct write is asynchronous.
+    pub(super) fn must_write_all(&self, args: &WriteArgs) -> bool {
+        let may_be_async = self.pages.is_some() && args.flags.has(OpenFlags::DIRECT);
+        args.from_cache || may_be_async && args.lock_owner.is_some()
     }
 }
 

@@ -141,13 +141,15 @@ impl Dispatcher {
         reply: Box<dyn DeferredReply>,
     ) {
         let whole = match op {
-            IoOp::Write { args, len, .. } if args.from_cache => len,
+            IoOp::Write { args, len, .. } if self.must_write_all(&args) => len,
             _ => 0,
         };
+        let is_cached = matches!(op, IoOp::Write { args, .. } if args.from_cache);
         let interrupt = self.begin_deferred(call);
         let bytes = bytes_of(op);
         self.in_flight.add(bytes);
         let mut completion = Box::new(self.completion(call, reply, (whole, bytes)));
+        completion.short = if is_cached { Errno::EIO } else { Errno::ENOSPC };
         completion.direct = match op {
             IoOp::Write { args, len, .. } if args.lock_owner.is_some() && !args.from_cache => {
                 Some((call.ino, args.offset, len))
@@ -212,6 +214,7 @@ impl Dispatcher {
     ) -> KernelCompletion {
         KernelCompletion {
             whole,
+            short: Errno::EIO,
             in_flight,
             _queued: self.count_queued(in_flight),
             direct: None,
@@ -226,9 +229,10 @@ impl Dispatcher {
 
 /// The kernel's end of an [`Io`].
 struct KernelCompletion {
-    /// Number of bytes that must all be written, otherwise the reply is an error: the kernel's write-back takes a
-    /// short count for all of them.
+    /// Number of bytes that must all be written, otherwise the reply is an error ([`Dispatcher::must_write_all`]).
     whole: usize,
+    /// That error.
+    short: Errno,
     /// Counted in [`BytesInFlight`].
     in_flight: usize,
     /// Bytes counted for the user of the client.
@@ -271,7 +275,7 @@ impl Completion for KernelCompletion {
         self.dispatcher.deferred.remove(self.unique);
         self.dispatcher.in_flight.remove(self.in_flight);
         let result = match result {
-            Ok(count) if count < self.whole => Err(Errno::EIO),
+            Ok(count) if count < self.whole => Err(self.short),
             other => other,
         };
         // An error (ENOENT) means that the caller no longer waits. The reply granted nothing, so nothing is undone.

@@ -368,6 +368,11 @@ impl Dispatcher {
         if too_long || answer.output.len() > self.negotiated.max_read {
             return Err(Errno::EIO);
         }
+        // The kernel keeps its attributes, although a request with data may have changed them: FS_IOC_SETFLAGS moves the
+        // change time.
+        if !data.is_empty() && self.notify.reads_own_pages() {
+            let _ = self.notify.invalidate_inode(call.ino, None);
+        }
         let out = abi::IoctlOut { result: answer.result, ..abi::IoctlOut::default() };
         let _ = reply.send(&[out.as_bytes(), &answer.output]);
         Ok(HandlerOutcome::Sent)
