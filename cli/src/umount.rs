@@ -109,7 +109,10 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
 /// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as
 /// the namespace of another mount's daemon, has copies of all mounts for a moment. A place in the namespace of this process stays.
 /// None if the daemon ends meanwhile.
-fn find_lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> Vec<MountLocation> {
+fn find_lasting(
+    others: impl Fn() -> Vec<MountLocation>,
+    served: &UnmountTarget,
+) -> Vec<MountLocation> {
     const MOMENT: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(50);
     let begun = Instant::now();

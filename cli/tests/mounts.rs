@@ -697,15 +697,15 @@ numjobs=2
 /// device: Linux makes that of a short count (xfstests 300).
 #[test]
 fn an_asynchronous_direct_write_that_finds_no_space_says_so() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "128M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "128M"]);
     fs::write(place.path("jobs"), FULL).unwrap();
     for (source, options) in [("uhs:img", "rw"), ("memory:", "size=100M")] {
-        place.ok(&["mount", source, "mnt", "-o", options]);
+        place.expect_success(&["mount", source, "mnt", "-o", options]);
         let mut fio = Command::new("fio");
         fio.arg(place.path("jobs")).current_dir(place.path("mnt"));
         let told = match fio.output() {
-            Ok(output) => said(output),
+            Ok(output) => from_output(output),
             Err(error) => {
                 println!("skipped: fio: {error}");
                 return;
@@ -715,7 +715,7 @@ fn an_asynchronous_direct_write_that_finds_no_space_says_so() {
         let failed =
             told.err.lines().chain(told.out.lines()).find(|line| line.contains("io_u error"));
         assert_eq!(failed, None, "{source}");
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
@@ -865,14 +865,14 @@ fn files_are_dated_in_the_order_of_their_changes() {
 #[test]
 fn the_change_time_is_new_after_a_change_of_flags() {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let native = fs::File::create(place.path("src/file")).unwrap();
     if ioctl_setflags(&native, IFlags::NODUMP).is_err() {
         println!("not here: the file system below has no flags of files");
         return;
     }
     for options in ["rw", "writeback", "timeout=60"] {
-        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
         // With `writeback` the kernel dates files by itself, and does not see that the flags change.
         let names: &[&str] = if options == "writeback" { &["."] } else { &["file", "."] };
         for name in names {
@@ -888,28 +888,28 @@ fn the_change_time_is_new_after_a_change_of_flags() {
             ioctl_setflags(&file, flags ^ IFlags::NODUMP).unwrap();
             assert!(changed() > before, "{name}, {options}");
         }
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
     }
 }
 
 /// Reading a mount with `ro` moved access times: of the files of a passthrough, and in the memory of a daemon of uhs (xfstests 003).
 #[test]
 fn reading_a_read_only_mount_leaves_access_times() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for source in ["uhs:img", "passthrough:src"] {
-        place.ok(&["mount", source, "mnt"]);
+        place.expect_success(&["mount", source, "mnt"]);
         fs::write(place.path("mnt/file"), "text").unwrap();
-        place.ok(&["umount", "mnt"]);
+        place.expect_success(&["umount", "mnt"]);
         for options in ["ro", "ro,strictatime", "ro,direct_io"] {
-            place.ok(&["mount", source, "mnt", "-o", options]);
+            place.expect_success(&["mount", source, "mnt", "-o", options]);
             let file = place.path("mnt/file");
             let accessed = || fs::metadata(&file).unwrap().accessed().unwrap();
             let before = accessed();
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert_eq!(fs::read(&file).unwrap(), b"text");
             assert_eq!(accessed(), before, "{source}, {options}");
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
 }
@@ -917,13 +917,13 @@ fn reading_a_read_only_mount_leaves_access_times() {
 /// With `strictatime` the rule of `relatime` still applied, on every source.
 #[test]
 fn with_strictatime_each_reading_moves_the_access_time() {
-    let Some(place) = TestPlace::to_mount() else { return };
-    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
     for source in ["memory:", "uhs:img", "passthrough:src"] {
         for options in ["", ",writeback", ",direct_io", ",no_passthrough"] {
             let what = format!("{source}{options}");
             let options = format!("strictatime{options}");
-            place.ok(&["mount", source, "mnt", "-o", &options]);
+            place.expect_success(&["mount", source, "mnt", "-o", &options]);
             let file = place.path("mnt/file");
             let accessed = || fs::metadata(&file).unwrap().accessed().unwrap();
             fs::write(&file, "text").unwrap();
@@ -934,7 +934,7 @@ fn with_strictatime_each_reading_moves_the_access_time() {
                 assert!(accessed() > before, "{what}");
             }
             fs::remove_file(&file).unwrap();
-            place.ok(&["umount", "mnt"]);
+            place.expect_success(&["umount", "mnt"]);
         }
     }
 }

@@ -121,14 +121,15 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
 /// umount(8) of a bind mount printed a message and waited for a second, unlike that of any other file system (xfstests 306).
 #[test]
 fn the_helper_of_umount_8_is_silent_about_other_places_unless_it_is_verbose() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let (mnt, other) = (place.path("mnt"), place.path("other"));
     let helper = place.path("umount.fuse.defuse");
     symlink(PROGRAM, &helper).unwrap();
     fs::create_dir(&other).unwrap();
-    place.ok(&["mount", "memory:", "mnt"]);
+    place.expect_success(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
-    let call = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    let call =
+        |arguments: &[&str]| from_output(place.command_of(&helper, arguments).output().unwrap());
     for (flags, says) in [(&["other"][..], false), (&["other", "-v"], true)] {
         mount_bind(&mnt, &other).unwrap();
         let told = call(flags);

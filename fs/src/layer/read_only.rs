@@ -40,7 +40,7 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
 
     /// The flags of an open file, with `O_NOATIME` while changes are refused.
     fn undated(&self, flags: OpenFlags) -> OpenFlags {
-        if self.refuses() { OpenFlags(flags.0 | OpenFlags::NOATIME) } else { flags }
+        if self.is_read_only() { OpenFlags(flags.0 | OpenFlags::NOATIME) } else { flags }
     }
 
     /// The inner file system.
