@@ -23,7 +23,7 @@ static STATE: OnceLock<Option<ModuleState>> = OnceLock::new();
 fn state() -> Result<&'static ModuleState> {
     let make = || {
         Some(ModuleState {
-            task: ClientTask::of_this_process().ok()?,
+            task: ClientTask::for_this_process().ok()?,
             client: DirectClient::new(ClientOptions::default()),
         })
     };
@@ -59,6 +59,6 @@ pub fn after_fork() {
 /// Return the kinds of sources: a list of (form, description).
 #[pyfunction]
 pub fn kinds() -> Vec<(String, String)> {
-    let about = SOURCES.kinds().map(|kind| kind.about());
+    let about = SOURCES.kinds().map(|kind| kind.facts());
     about.map(|about| (about.form.to_owned(), about.help.to_owned())).collect()
 }

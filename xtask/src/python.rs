@@ -39,7 +39,7 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     let program = "build --workspace --lib --bin defuse --bin gluster_volumes --test messages";
     command::run(command::cargo().args(program.split(' ')))?;
     let mut tests = Command::new(&python);
-    skipped(&said(pytest(&mut tests, &base)?)?).iter().for_each(|why| parts.skip(why));
+    skipped(&run_and_show(pytest(&mut tests, &base)?)?).iter().for_each(|why| parts.skip(why));
     test_volume(&python, &base)?;
     let plain = base.join("plain");
     if plain.exists() {
@@ -51,13 +51,13 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
         match interpreter(version) {
             Some(python) => {
                 let mut tests = Command::new(python);
-                said(tests.arg("python/tests/plain.py").env("PYTHONPATH", &plain))?;
+                run_and_show(tests.arg("python/tests/plain.py").env("PYTHONPATH", &plain))?;
             }
             None => missing.push(format!("3.{version}")),
         }
     }
     if !missing.is_empty() {
-        parts.not_here(&format!("there is no Python {}", missing.join(", ")));
+        parts.record_missing_part(&format!("there is no Python {}", missing.join(", ")));
     }
     Ok(())
 }
@@ -76,11 +76,11 @@ fn test_volume(python: &Path, base: &Path) -> Result<()> {
     }
     let mut run = Command::new(command::program_under_test()?.with_file_name("gluster_volumes"));
     run.arg("run").arg(python).env("DEFUSE_VOLUME", "gluster://127.1.1.1/dist");
-    said(pytest(&mut run, base)?.args(["-k", "gluster"])).map(drop)
+    run_and_show(pytest(&mut run, base)?.args(["-k", "gluster"])).map(drop)
 }
 
 /// Runs a program in the root of the project, shows what it says, and returns it.
-fn said(program: &mut Command) -> Result<String> {
+fn run_and_show(program: &mut Command) -> Result<String> {
     program.current_dir(command::root()).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = program.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("cannot start {}", command::line(program)))?;

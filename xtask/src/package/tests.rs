@@ -146,7 +146,7 @@ fn check_debian(made: &[PathBuf]) {
         assert!(listed.contains(&format!("-rw-r--r-- root/root ./usr/{path}")), "{listed:#?}");
     }
     let python = deb("python3-defuse-fs_");
-    let listed = entries(&said("dpkg-deb", &["--contents"], &python));
+    let listed = entries(&run_tool("dpkg-deb", &["--contents"], &python));
     let modules = "./usr/lib/python3/dist-packages";
     for path in ["defuse_fs/__init__.py", "defuse_fs/fsspec.py", "defuse_fs/_core.abi3.so"] {
         assert!(listed.contains(&format!("-rw-r--r-- root/root {modules}/{path}")), "{listed:#?}");

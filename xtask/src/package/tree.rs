@@ -182,7 +182,7 @@ pub fn fill(
 
 /// Puts the package for Python into a directory of modules, with the description by which programs find its entry points.
 fn module(to: &Path, module: &Path) -> Result<()> {
-    let (at, python) = (InstallTarget::of_package(to), command::root().join("python"));
+    let (at, python) = (InstallTarget::for_package(to), command::root().join("python"));
     strip(module, &to.join("defuse_fs/_core.abi3.so"), &["--strip-unneeded"], 0o644)?;
     for file in files_in(&python.join("defuse_fs"))? {
         if file.extension().is_some_and(|end| end == "py") {
