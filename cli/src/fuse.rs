@@ -51,12 +51,21 @@ pub fn run(args: &FuseCommandArgs) -> Result {
             program.to_string_lossy()
         ))
     })?;
-    check(&path)?;
+    let interpreter = check(&path)?;
     let directory = directory()?;
-    let mut found = directory.into_os_string();
+    let mut found = directory.clone().into_os_string();
     if let Some(earlier) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
         found.push(":");
         found.push(earlier);
+    }
+    if let Some(interpreter) = interpreter
+        && let Some((name, other)) = found_elsewhere(&interpreter, &path, &found, &directory)
+    {
+        return Err(CommandFailure::Failed(format!(
+            "{}: the loader finds its {name} at {other}, by a path of the program (DT_RPATH) that comes before LD_LIBRARY_PATH: \
+             remove the path (`patchelf --remove-rpath`) from a copy of the program",
+            path.display()
+        )));
     }
     let mut command = Command::new(&path);
     command.arg0(program).args(words).env("LD_LIBRARY_PATH", found);
@@ -77,8 +86,9 @@ fn program_path(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(path)).find(executable)
 }
 
-/// Refuses programs that these libraries cannot serve, and warns of those that show no use of libfuse.
-fn check(path: &Path) -> Result {
+/// Refuses programs that these libraries cannot serve, and warns of those that show no use of libfuse. Returns the interpreter of
+/// a program that needs a library of libfuse.
+fn check(path: &Path) -> Result<Option<PathBuf>> {
     let refused =
         |reason: &str| Err(CommandFailure::Failed(format!("{}: {reason}", path.display())));
     if gains_rights(path) {
@@ -88,12 +98,13 @@ fn check(path: &Path) -> Result {
         );
     }
     // A script: its interpreter may load libfuse later.
-    let Ok(file) = ObjectFile::read_outline(path) else { return Ok(()) };
+    let Ok(file) = ObjectFile::read_outline(path) else { return Ok(None) };
     if file.is_static {
         return refused(
             "is linked statically, and loads no libfuse: `defuse mount fuse:COMMAND` serves it by its messages",
         );
     }
+    let interpreter = file.interpreter.clone();
     let needed = libfuse_of(file);
     if needed.contains("libfuse3.so.4") {
         return refused("needs libfuse3.so.4; this program has libfuse.so.2 and libfuse3.so.3");
@@ -104,7 +115,26 @@ fn check(path: &Path) -> Result {
             path.display()
         ));
     }
-    Ok(())
+    Ok(interpreter.filter(|_| !needed.is_empty()))
+}
+
+/// A library of libfuse that the loader of this program finds outside of `directory`, as it lists libraries, ld.so(8).
+fn found_elsewhere(
+    interpreter: &Path,
+    program: &Path,
+    search: &OsStr,
+    directory: &Path,
+) -> Option<(String, String)> {
+    let mut loader = Command::new(interpreter);
+    let listed = loader.arg("--list").arg(program).env("LD_LIBRARY_PATH", search).output().ok()?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    text.lines().filter_map(|line| line.trim().split_once(" => ")).find_map(|(name, place)| {
+        let place = place.split(" (0x").next().unwrap_or(place);
+        let is_carried = CARRIED.iter().any(|(carried, _)| *carried == name);
+        let is_other =
+            is_carried && place.starts_with('/') && !Path::new(place).starts_with(directory);
+        is_other.then(|| (name.to_owned(), place.to_owned()))
+    })
 }
 
 /// True if the program would have other rights than this process, so that the loader is in secure mode (`AT_SECURE`, getauxval(3)).

@@ -66,6 +66,8 @@ pub mod info_bits {
     pub const CACHE_READDIR: u32 = 1 << 6;
     /// No flush at close.
     pub const NOFLUSH: u32 = 1 << 7;
+    /// Direct writes of one file at the same time.
+    pub const PARALLEL_WRITES: u32 = 1 << 8;
 }
 
 /// `struct fuse_context`.
@@ -321,15 +323,17 @@ pub type FillDirOld = unsafe extern "C" fn(*mut c_void, PathPtr, c_int, libc::in
 macro_rules! operations {
     ($(#[$doc:meta])* $name:ident { $($op:ident($($arg:ty),*) $(-> $ret:ty)?;)* }) => {
         $(#[$doc])*
-        // SAFETY: types of functions; `calls.rs` calls them.
+        // SAFETY: types of functions; `calls.rs` and `low/dispatch.rs` call them.
         #[repr(C)]
         #[derive(Clone, Copy, Default)]
         #[allow(missing_docs, reason = "the fields are the operations")]
         pub struct $name {
-            // SAFETY: types of functions; `calls.rs` says why each call is right.
+            // SAFETY: types of functions; the callers say why each call is right.
             $(pub $op: Option<unsafe extern "C" fn($($arg),*) $(-> $ret)?>,)* }
     };
 }
+
+pub(crate) use operations;
 
 operations! {
     /// `struct fuse_operations` of libfuse 3.14.

@@ -13,6 +13,7 @@ use crate::abi::{
     FileInfoTwo, FuseConfig, InfoPtr, OLD_PROGRAM, OperationsThree, OperationsTwo, PathPtr,
     UTIME_OMIT_OK, info_bits,
 };
+use crate::options::ApiVersion;
 
 /// Most parts of the data of one read.
 const PARTS_MOST: usize = 1 << 16;
@@ -51,20 +52,59 @@ impl OpenInfo {
 }
 
 /// The structure of the version of a program.
-enum RawInfo {
+pub(crate) enum RawInfo {
     Two(FileInfoTwo),
     Three(FileInfoThree),
 }
 
 impl RawInfo {
-    fn pointer(&mut self) -> InfoPtr {
+    /// The structure for `info`.
+    pub(crate) fn new(version: ApiVersion, info: &OpenInfo) -> RawInfo {
+        match version {
+            ApiVersion::Two => RawInfo::Two(FileInfoTwo {
+                flags: info.flags,
+                fh_old: info.fh,
+                writepage: info.has(info_bits::WRITEPAGE) as c_int,
+                bits: info.bits >> 1,
+                fh: info.fh,
+                lock_owner: info.lock_owner,
+            }),
+            ApiVersion::Three => RawInfo::Three(FileInfoThree {
+                flags: info.flags,
+                bits: info.bits,
+                padding: 0,
+                fh: info.fh,
+                lock_owner: info.lock_owner,
+                poll_events: info.events,
+            }),
+        }
+    }
+
+    /// The structure that a program passes.
+    ///
+    /// # Safety
+    ///
+    /// `info` is a `struct fuse_file_info` of this version.
+    pub(crate) unsafe fn at(version: ApiVersion, info: *const c_void) -> RawInfo {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match version {
+                ApiVersion::Two => RawInfo::Two(info.cast::<FileInfoTwo>().read()),
+                ApiVersion::Three => RawInfo::Three(info.cast::<FileInfoThree>().read()),
+            }
+        }
+    }
+
+    /// The pointer for the program.
+    pub(crate) fn pointer(&mut self) -> InfoPtr {
         match self {
             RawInfo::Two(info) => (info as *mut FileInfoTwo).cast(),
             RawInfo::Three(info) => (info as *mut FileInfoThree).cast(),
         }
     }
 
-    fn read(&self) -> OpenInfo {
+    /// What the program has left in it.
+    pub(crate) fn read(&self) -> OpenInfo {
         match self {
             RawInfo::Two(info) => OpenInfo {
                 flags: info.flags,
@@ -160,24 +200,10 @@ impl OperationTable {
         matches!(self, OperationTable::Two(table) if table.bits & OLD_PROGRAM != 0)
     }
 
-    fn raw(&self, info: &OpenInfo) -> RawInfo {
+    fn version(&self) -> ApiVersion {
         match self {
-            OperationTable::Two(_) => RawInfo::Two(FileInfoTwo {
-                flags: info.flags,
-                fh_old: info.fh,
-                writepage: info.has(info_bits::WRITEPAGE) as c_int,
-                bits: info.bits >> 1,
-                fh: info.fh,
-                lock_owner: info.lock_owner,
-            }),
-            OperationTable::Three(_) => RawInfo::Three(FileInfoThree {
-                flags: info.flags,
-                bits: info.bits,
-                padding: 0,
-                fh: info.fh,
-                lock_owner: info.lock_owner,
-                poll_events: info.events,
-            }),
+            OperationTable::Two(_) => ApiVersion::Two,
+            OperationTable::Three(_) => ApiVersion::Three,
         }
     }
 
@@ -188,7 +214,7 @@ impl OperationTable {
         run: impl FnOnce(InfoPtr) -> Result<T>,
     ) -> Result<T> {
         let Some(info) = info else { return run(null_mut()) };
-        let mut raw = self.raw(info);
+        let mut raw = RawInfo::new(self.version(), info);
         let result = run(raw.pointer());
         if let RawInfo::Two(raw) = &mut raw
             && self.is_old()
@@ -206,28 +232,10 @@ impl OperationTable {
             OperationTable::Three(table) => table.init.map(|init| unsafe { init(conn, config) }),
             OperationTable::Two(table) => {
                 let init = table.first.init?;
-                let mut older = ConnInfoTwo {
-                    proto_major: conn.proto_major,
-                    proto_minor: conn.proto_minor,
-                    async_read: conn.want & crate::abi::caps::ASYNC_READ,
-                    max_write: conn.max_write,
-                    max_readahead: conn.max_readahead,
-                    capable: conn.capable,
-                    want: conn.want,
-                    max_background: conn.max_background,
-                    congestion_threshold: conn.congestion_threshold,
-                    reserved: [0; 23],
-                };
+                let mut older = older(conn);
                 // SAFETY: `OperationTable` says that the function is the program's, and the structure lives longer than the call.
                 let data = unsafe { init(&mut older) };
-                conn.want = older.want;
-                if older.async_read == 0 {
-                    conn.want &= !crate::abi::caps::ASYNC_READ;
-                }
-                conn.max_write = older.max_write;
-                conn.max_readahead = older.max_readahead;
-                conn.max_background = older.max_background;
-                conn.congestion_threshold = older.congestion_threshold;
+                take_older(conn, &older);
                 Some(data)
             }
         }
@@ -872,12 +880,40 @@ fn place(room: &mut [u8]) -> (*mut c_char, usize) {
 /// # Safety
 ///
 /// `from` has `size` readable bytes, and all bytes are valid for `T`.
-unsafe fn copy<T>(from: *const c_void, size: usize, to: &mut T) {
+pub(crate) unsafe fn copy<T>(from: *const c_void, size: usize, to: &mut T) {
     if !from.is_null() {
         let to = (to as *mut T).cast::<u8>();
         // SAFETY: at most the size of `T` is copied, and the caller promises the rest.
         unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to, size.min(size_of::<T>())) };
     }
+}
+
+/// The structure of libfuse 2 about INIT.
+pub(crate) fn older(conn: &ConnInfoThree) -> ConnInfoTwo {
+    ConnInfoTwo {
+        proto_major: conn.proto_major,
+        proto_minor: conn.proto_minor,
+        async_read: conn.want & crate::abi::caps::ASYNC_READ,
+        max_write: conn.max_write,
+        max_readahead: conn.max_readahead,
+        capable: conn.capable,
+        want: conn.want,
+        max_background: conn.max_background,
+        congestion_threshold: conn.congestion_threshold,
+        reserved: [0; 23],
+    }
+}
+
+/// Takes over what a program of libfuse 2 has changed.
+pub(crate) fn take_older(conn: &mut ConnInfoThree, older: &ConnInfoTwo) {
+    conn.want = older.want;
+    if older.async_read == 0 {
+        conn.want &= !crate::abi::caps::ASYNC_READ;
+    }
+    conn.max_write = older.max_write;
+    conn.max_readahead = older.max_readahead;
+    conn.max_background = older.max_background;
+    conn.congestion_threshold = older.congestion_threshold;
 }
 
 /// Appends the data of a `struct fuse_bufvec` that `read_buf` has returned, and frees it: the structure, and the memory of
@@ -1078,10 +1114,10 @@ mod tests {
     #[test]
     fn bits_of_open_files_are_those_of_both_versions() {
         let all = OpenInfo { flags: 2, bits: 0x3f, fh: 7, lock_owner: 8, events: 0 };
-        let two = OperationTable::Two(Box::default());
-        let RawInfo::Two(raw) = two.raw(&all) else { panic!("another version") };
+        let RawInfo::Two(raw) = RawInfo::new(ApiVersion::Two, &all) else {
+            panic!("another version")
+        };
         assert_eq!((raw.writepage, raw.bits, raw.fh, raw.fh_old), (1, 0x1f, 7, 7));
-        let three = OperationTable::Three(Box::default());
-        assert_eq!(three.raw(&all).read(), all);
+        assert_eq!(RawInfo::new(ApiVersion::Three, &all).read(), all);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use defuse_fs::FileSystem;
 use defuse_fs::path::PathAdapter;
 use defuse_fuse::abi::{self, InitIn};
-use defuse_fuse::mount::{HelperWatch, MountMethod, mount, unmount};
+use defuse_fuse::mount::{HelperWatch, MountMethod, RootKind, mount, unmount};
 use defuse_fuse::{IoUring, Session, SessionOptions};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -20,14 +20,35 @@ use crate::calls::OperationTable;
 use crate::context::{ProgramPointers, set_program};
 use crate::file_system::{ConnWishes, ProgramFileSystem};
 use crate::logging::error;
+use crate::low::LowPort;
 use crate::options::{
     ApiVersion, ConnOptions, MountChoice, OptionOutcome, take_from, take_library_option,
 };
 
 /// Bytes of the largest write that programs of libfuse 2 get.
-const WRITE_TWO: u32 = 128 << 10;
+pub(crate) const WRITE_TWO: u32 = 128 << 10;
 /// Bytes of the largest write that programs of libfuse 3 get.
-const WRITE_THREE: u32 = 1 << 20;
+pub(crate) const WRITE_THREE: u32 = 1 << 20;
+
+/// The interface of the program that has a `struct fuse` or a `struct fuse_session`. Both begin with it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandleKind {
+    /// A [`FuseHandle`].
+    Paths,
+    /// A [`LowSession`](crate::low::LowSession).
+    Inodes,
+}
+
+/// The kind of a pointer that a program passes; `None` for a null pointer.
+///
+/// # Safety
+///
+/// `handle` is null, or leads to a [`FuseHandle`] or a [`LowSession`](crate::low::LowSession).
+pub unsafe fn kind_of(handle: *mut c_void) -> Option<HandleKind> {
+    // SAFETY: the caller's promise; both structures begin with the kind.
+    (!handle.is_null()).then(|| unsafe { handle.cast::<HandleKind>().read() })
+}
 
 /// A mount, from `fuse_mount` to `fuse_unmount`.
 pub struct MountedDevice {
@@ -40,13 +61,22 @@ pub struct MountedDevice {
     is_mounted: AtomicBool,
     watch: Mutex<Option<HelperWatch>>,
     choice: MountChoice,
+    /// What takes the device for the interface of inodes.
+    port: OnceLock<Arc<LowPort>>,
+    /// The session that has this mount as its channel.
+    session: AtomicPtr<c_void>,
+    /// Bytes of the largest request.
+    pub size: usize,
+    /// The data of a channel of the program's own.
+    data: AtomicPtr<c_void>,
 }
 
 impl MountedDevice {
     /// Mounts. Returns an error for the user.
     pub fn new(mountpoint: &CStr, choice: MountChoice) -> Result<Self, String> {
-        let choice = choice.settle();
+        let mut choice = choice.settle();
         let path = PathBuf::from(OsStr::from_bytes(mountpoint.to_bytes()));
+        choice.mount.root = RootKind::AsMountPoint;
         let prepared = mount(&path, &choice.mount).map_err(|error| format!("fuse: {error}"))?;
         let fd = prepared.device.as_raw_fd();
         let is_inherited = prepared.how == MountMethod::Inherited;
@@ -60,24 +90,96 @@ impl MountedDevice {
             is_mounted: AtomicBool::new(!is_inherited),
             watch: Mutex::new(prepared.watch),
             choice,
+            port: OnceLock::new(),
+            session: AtomicPtr::default(),
+            size: WRITE_TWO as usize + 4096,
+            data: AtomicPtr::default(),
         })
+    }
+
+    /// A channel of the program's own, which is no mount of this library.
+    pub fn without_mount(port: Arc<LowPort>, size: usize, data: *mut c_void) -> Self {
+        MountedDevice {
+            mountpoint: PathBuf::new(),
+            device: Mutex::new(None),
+            fd: port.number(),
+            is_mounted: AtomicBool::new(false),
+            watch: Mutex::new(None),
+            choice: MountChoice::new(ApiVersion::Two),
+            port: OnceLock::from(port),
+            session: AtomicPtr::default(),
+            size,
+            data: AtomicPtr::new(data),
+        }
+    }
+
+    /// The data of a channel of the program's own, or null.
+    pub fn data(&self) -> *mut c_void {
+        self.data.load(Ordering::SeqCst)
+    }
+
+    /// The device, which the caller closes; the mount stays. `None` if a session has it.
+    pub fn into_device(self) -> Option<OwnedFd> {
+        // A process that waits for the end of this one would unmount then.
+        let watch = lock(&self.watch).take();
+        std::mem::forget(watch);
+        lock(&self.device).take()
+    }
+
+    /// The port for the interface of inodes, which takes the device; `None` if a session has it.
+    pub fn port(&self) -> Option<Arc<LowPort>> {
+        if let Some(port) = self.port.get() {
+            return Some(Arc::clone(port));
+        }
+        let device = lock(&self.device).take()?;
+        Some(Arc::clone(self.port.get_or_init(|| LowPort::device(device))))
+    }
+
+    /// The session that has this mount as its channel, or null.
+    pub fn session(&self) -> *mut c_void {
+        self.session.load(Ordering::SeqCst)
+    }
+
+    /// Sets the session that has this mount as its channel.
+    pub fn set_session(&self, session: *mut c_void) {
+        self.session.store(session, Ordering::SeqCst);
+    }
+
+    /// Notes that the kernel has ended the mount: there is nothing to unmount any more.
+    pub(crate) fn note_end(&self) {
+        self.is_mounted.store(false, Ordering::SeqCst);
+    }
+
+    /// True for a mount with `allow_root`.
+    pub(crate) fn is_private(&self) -> bool {
+        self.choice.allow_root
     }
 
     /// Unmounts, unless that is done, and closes the device, unless a session has it. The kernel then answers what is under way.
     pub fn unmount(&self) {
         let device = lock(&self.device).take();
+        let port = self.port.get();
+        // Another mount may be at this place now.
+        if port.is_some_and(|port| port.is_dead()) {
+            self.note_end();
+        }
         if self.is_mounted.swap(false, Ordering::SeqCst)
             && let Err(failure) = unmount(&self.mountpoint, true)
         {
             error(&format!("fuse: {failure}"));
         }
         drop(device);
+        if let Some(port) = port {
+            port.close();
+        }
         *lock(&self.watch) = None;
     }
 }
 
 /// The operations of a program, and their mount.
+#[repr(C)]
 pub struct FuseHandle {
+    kind: HandleKind,
     version: ApiVersion,
     table: OperationTable,
     data: AtomicPtr<c_void>,
@@ -99,7 +201,7 @@ struct ConfigBox(FuseConfig);
 // SAFETY: the pointer in the settings is one of the program, which this library only passes back to it.
 unsafe impl Send for ConfigBox {}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -132,6 +234,7 @@ impl FuseHandle {
         let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| format!("fuse: eventfd: {errno}"))?;
         Ok(Box::new(FuseHandle {
+            kind: HandleKind::Paths,
             version,
             table,
             data: AtomicPtr::new(data),
@@ -399,26 +502,46 @@ impl Drop for FuseHandle {
     }
 }
 
-const BIG_WRITES: u32 = 1 << 5;
+/// `FUSE_CAP_BIG_WRITES`.
+pub(crate) const BIG_WRITES: u32 = 1 << 5;
 /// `FUSE_CAP_SPLICE_*`.
-const SPLICE: u32 = 7 << 7;
+pub(crate) const SPLICE: u32 = 7 << 7;
 /// Capabilities that only programs of libfuse 3 know.
 const OF_THREE: u32 = caps::AUTO_INVAL_DATA
     | READDIRPLUS
     | caps::ASYNC_DIO
     | caps::WRITEBACK_CACHE
     | caps::PARALLEL_DIROPS;
-/// `FUSE_CAP_READDIRPLUS` and `FUSE_CAP_READDIRPLUS_AUTO`. Wanting them changes nothing.
-const READDIRPLUS: u32 = 3 << 13;
+/// `FUSE_CAP_READDIRPLUS` and `FUSE_CAP_READDIRPLUS_AUTO`. Wanting them changes nothing for programs of paths.
+pub(crate) const READDIRPLUS: u32 = 3 << 13;
 
-/// The handle that a program passes, or `None` for a null pointer.
+/// The handle that a program passes, or `None` for a null pointer and for a session of the interface of inodes.
 ///
 /// # Safety
 ///
-/// `handle` is null, or a pointer from [`into_pointer`] that was not given to [`destroy`].
+/// `handle` is null, a session, or a pointer from [`into_pointer`] that was not given to [`destroy`].
 pub unsafe fn of<'a>(handle: *mut c_void) -> Option<&'a FuseHandle> {
     // SAFETY: the caller's promise.
-    unsafe { handle.cast::<FuseHandle>().as_ref() }
+    unsafe {
+        let is_meant = kind_of(handle) == Some(HandleKind::Paths);
+        is_meant.then(|| &*handle.cast::<FuseHandle>())
+    }
+}
+
+/// Lets the loop of a handle or session end because of a signal. Makes system calls only.
+///
+/// # Safety
+///
+/// The condition of [`kind_of`].
+pub(crate) unsafe fn end_by_signal(handle: *mut c_void, signal: c_int) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(handle) = of(handle) {
+            handle.end_by(signal);
+        } else if let Some(session) = crate::low::of(handle) {
+            session.end_by(signal);
+        }
+    }
 }
 
 /// The pointer for the program; null after an error, which is printed.
@@ -438,9 +561,11 @@ pub fn into_pointer(handle: Result<Box<FuseHandle>, String>) -> *mut c_void {
 ///
 /// The condition of [`of`]; no other thread uses the handle any more.
 pub unsafe fn destroy(handle: *mut c_void) {
-    if !handle.is_null() {
-        // SAFETY: the caller's promise.
-        drop(unsafe { Box::from_raw(handle.cast::<FuseHandle>()) });
+    // SAFETY: the caller's promise.
+    unsafe {
+        if kind_of(handle) == Some(HandleKind::Paths) {
+            drop(Box::from_raw(handle.cast::<FuseHandle>()));
+        }
     }
 }
 

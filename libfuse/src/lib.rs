@@ -6,9 +6,8 @@
 //! [`PathAdapter`](defuse_fs::path::PathAdapter) makes a file system of inodes of it, and a session of `session/` serves its
 //! mount.
 //!
-//! This crate parses no FUSE messages, and has no threads of its own but one that waits for the end of a session. The interface
-//! of inodes ("low-level") and character devices (CUSE) are not served: [`refused`] answers their functions as a libfuse
-//! that cannot create a session.
+//! Programs of the interface of inodes ("low-level") get the requests themselves ([`low`]). Character devices (CUSE) and modules are not
+//! served: [`refused`] answers their functions as a libfuse that cannot create them.
 //!
 //! Sources: the symbols of the shared libraries of libfuse 2.9.9 and 3.14.0, the structures in their headers, and the behaviour
 //! that these document.
@@ -24,6 +23,7 @@ pub mod exports;
 mod file_system;
 pub mod handle;
 pub mod logging;
+pub mod low;
 pub mod options;
 pub mod refused;
 pub mod signals;

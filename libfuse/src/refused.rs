@@ -7,17 +7,14 @@ use std::sync::Once;
 
 use crate::logging::error;
 
-static LOWLEVEL: Once = Once::new();
+static CHANNELS: Once = Once::new();
 static CUSE: Once = Once::new();
 static MODULES: Once = Once::new();
 
-/// No session of the interface of inodes can be created: a null pointer.
-pub extern "C" fn no_session() -> *mut c_void {
-    LOWLEVEL.call_once(|| {
-        error(
-            "fuse: programs of the low-level interface (inodes) are not served by this library yet: start the program \
-             without `defuse fuse`, with the original libfuse",
-        );
+/// No channel of libfuse 2.4 can be created, whose functions have other arguments: a null pointer.
+pub extern "C" fn no_channel() -> *mut c_void {
+    CHANNELS.call_once(|| {
+        error("fuse: channels of libfuse 2.4 are not served by this library: use the original libfuse");
     });
     null_mut()
 }
@@ -47,11 +44,6 @@ pub extern "C" fn no_device_main() -> c_int {
 /// The operation does not exist. Needs an object that nothing here creates.
 pub extern "C" fn no_operation() -> c_long {
     -c_long::from(libc::ENOSYS)
-}
-
-/// A request that nothing here creates is not valid.
-pub extern "C" fn no_request() -> c_long {
-    -c_long::from(libc::EINVAL)
 }
 
 /// Nothing is to be done for an object that nothing here creates.

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::handle::FuseHandle;
+use crate::handle::end_by_signal;
 use crate::logging::error;
 
-/// The handle that signals end, or null.
-static HANDLE: AtomicPtr<FuseHandle> = AtomicPtr::new(null_mut());
+/// The handle or session that signals end, or null.
+static HANDLE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Handlers that read `HANDLE` at this moment.
 static READERS: AtomicUsize = AtomicUsize::new(0);
@@ -20,9 +20,9 @@ extern "C" fn end(signal: c_int) {
     READERS.fetch_add(1, Ordering::SeqCst);
     let handle = HANDLE.load(Ordering::SeqCst);
     if !handle.is_null() {
-        // SAFETY: `fuse_remove_signal_handlers`, which comes before the handle is destroyed, waits for the readers. `end_by` makes
+        // SAFETY: `fuse_remove_signal_handlers`, which comes before the handle is destroyed, waits for the readers. It makes
         // system calls only, which signal-safety(7) lists.
-        unsafe { (*handle).end_by(signal) };
+        unsafe { end_by_signal(handle, signal) };
     }
     READERS.fetch_sub(1, Ordering::SeqCst);
 }
@@ -32,7 +32,7 @@ extern "C" fn end(signal: c_int) {
 ///
 /// # Safety
 ///
-/// `handle` is a handle until [`fuse_remove_signal_handlers`].
+/// `handle` is a handle or a session until [`fuse_remove_signal_handlers`].
 pub unsafe extern "C" fn fuse_set_signal_handlers(handle: *mut c_void) -> c_int {
     let handlers = ENDING.map(|signal| (signal, end as extern "C" fn(c_int) as usize));
     for (signal, handler) in handlers.into_iter().chain([(libc::SIGPIPE, libc::SIG_IGN)]) {
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn fuse_set_signal_handlers(handle: *mut c_void) -> c_int 
             return -1;
         }
     }
-    HANDLE.store(handle.cast(), Ordering::SeqCst);
+    HANDLE.store(handle, Ordering::SeqCst);
     0
 }
 

@@ -70,8 +70,12 @@ impl PreparedMount {
     pub fn fstype(&self, subtype: &str) -> String {
         let is_block_device = self.syncfs == SyncFs::Reached;
         let base = if is_block_device { kernel::FUSEBLK } else { kernel::FUSE };
-        format!("{base}.{subtype}")
+        type_name(base, subtype)
     }
+}
+
+fn type_name(base: &str, subtype: &str) -> String {
+    if subtype.is_empty() { base.to_owned() } else { format!("{base}.{subtype}") }
 }
 
 /// A way of mounting.

@@ -212,6 +212,11 @@ impl<P: PathFileSystem> PathAdapter<P> {
 /// The first positions of a listing are `.` and `..`.
 const DOTS: [&[u8]; 2] = [b".", b".."];
 
+/// The attributes of a file without its hidden name: the clients have removed it.
+fn unhidden(attr: Attr, is_hidden: bool) -> Attr {
+    Attr { nlink: attr.nlink.saturating_sub(u32::from(is_hidden)), ..attr }
+}
+
 impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn caps(&self) -> Caps {
         // Numbers of forgotten inodes are invalid, and submit is the trait's default.
@@ -337,14 +342,20 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let call = |target: PathOperand<'_>| self.inner.getattr(cx, target);
         let attr = self.with_target(cx, ino, fh, false, call)?;
-        let known = self.names.lock().node(ino)?.st_ino;
+        let (known, is_hidden) = {
+            let names = self.names.lock();
+            let node = names.node(ino)?;
+            (node.st_ino, node.hidden.is_some())
+        };
         let replaced = self.caps.stable_ino && known.is_some_and(|known| known != attr.st_ino);
-        if replaced { Err(Errno::ESTALE) } else { Ok(self.attr(ino, attr)) }
+        if replaced { Err(Errno::ESTALE) } else { Ok(self.attr(ino, unhidden(attr, is_hidden))) }
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         let call = |target: PathOperand<'_>| self.inner.setattr(cx, target, set);
-        Ok(self.attr(ino, self.with_target(cx, ino, fh, set.size.is_some(), call)?))
+        let attr = self.with_target(cx, ino, fh, set.size.is_some(), call)?;
+        let is_hidden = self.names.lock().node(ino)?.hidden.is_some();
+        Ok(self.attr(ino, unhidden(attr, is_hidden)))
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {

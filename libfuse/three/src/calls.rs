@@ -1,26 +1,43 @@
 //! The functions that only libfuse 3 has, or has in this form.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::os::fd::IntoRawFd;
 use std::ptr::null_mut;
 
 use defuse_libfuse::OperationTable;
-use defuse_libfuse::abi::{ConnInfoThree, FuseArgs, LoopConfigOld};
+use defuse_libfuse::abi::{ConnInfoThree, DataPart, FuseArgs, LoopConfigOld};
 use defuse_libfuse::args::{replace, words};
 use defuse_libfuse::cmdline::{CommandLine, DEFAULT_THREADS, print_usage};
 use defuse_libfuse::daemon::fuse_daemonize;
-use defuse_libfuse::handle::{self, FuseHandle, into_pointer, text_of};
+use defuse_libfuse::handle::{self, FuseHandle, MountedDevice, into_pointer, text_of};
 use defuse_libfuse::logging::error;
-use defuse_libfuse::options::{ApiVersion, ConnOptions, take_from};
+use defuse_libfuse::low::{self, ThreadLimits};
+use defuse_libfuse::options::{ApiVersion, ConnOptions, MountChoice, take_from};
 use defuse_libfuse::signals::{fuse_remove_signal_handlers, fuse_set_signal_handlers};
 
 /// `struct fuse_loop_config`, which programs only get from [`fuse_loop_cfg_create`].
 pub struct LoopSettings {
     max_threads: c_uint,
+    idle_threads: c_uint,
+    clone_fd: bool,
+}
+
+impl Default for LoopSettings {
+    fn default() -> Self {
+        LoopSettings { max_threads: DEFAULT_THREADS, idle_threads: u32::MAX, clone_fd: false }
+    }
+}
+
+impl LoopSettings {
+    fn limits(&self) -> ThreadLimits {
+        let LoopSettings { max_threads, idle_threads, clone_fd } = *self;
+        ThreadLimits { most: max_threads as usize, idle: idle_threads as usize, clone_fd }
+    }
 }
 
 /// Creates settings of a loop.
 pub extern "C" fn fuse_loop_cfg_create() -> *mut LoopSettings {
-    Box::into_raw(Box::new(LoopSettings { max_threads: DEFAULT_THREADS }))
+    Box::into_raw(Box::default())
 }
 
 /// Frees settings of a loop.
@@ -35,8 +52,18 @@ pub unsafe extern "C" fn fuse_loop_cfg_destroy(config: *mut LoopSettings) {
     }
 }
 
-/// Accepted: idle threads end by themselves.
-pub extern "C" fn fuse_loop_cfg_set_idle_threads(_config: *mut LoopSettings, _threads: c_uint) {}
+/// Sets the most threads that wait, for the interface of inodes; for that of paths, idle threads end by themselves.
+///
+/// # Safety
+///
+/// `config` is from [`fuse_loop_cfg_create`].
+pub unsafe extern "C" fn fuse_loop_cfg_set_idle_threads(
+    config: *mut LoopSettings,
+    threads: c_uint,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { (*config).idle_threads = threads };
+}
 
 /// Sets the most threads.
 ///
@@ -48,11 +75,31 @@ pub unsafe extern "C" fn fuse_loop_cfg_set_max_threads(config: *mut LoopSettings
     unsafe { (*config).max_threads = threads };
 }
 
-/// Accepted: each thread has a descriptor of its own where that is possible.
-pub extern "C" fn fuse_loop_cfg_set_clone_fd(_config: *mut LoopSettings, _clone_fd: c_uint) {}
+/// Sets if each thread has a descriptor of its own, for the interface of inodes; for that of paths, each has one where that is possible.
+///
+/// # Safety
+///
+/// `config` is from [`fuse_loop_cfg_create`].
+pub unsafe extern "C" fn fuse_loop_cfg_set_clone_fd(config: *mut LoopSettings, clone_fd: c_uint) {
+    // SAFETY: the caller's promise.
+    unsafe { (*config).clone_fd = clone_fd != 0 };
+}
 
-/// Takes over the settings of an older program, which have no effect.
-pub extern "C" fn fuse_loop_cfg_convert(_config: *mut LoopSettings, _old: *mut LoopConfigOld) {}
+/// Takes over the settings of an older program.
+///
+/// # Safety
+///
+/// `config` is from [`fuse_loop_cfg_create`], and `old` the structure of libfuse 3.2 to 3.11.
+pub unsafe extern "C" fn fuse_loop_cfg_convert(
+    config: *mut LoopSettings,
+    old: *const LoopConfigOld,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*config).idle_threads = (*old).max_idle_threads;
+        (*config).clone_fd = (*old).clone_fd != 0;
+    }
+}
 
 /// Creates a handle for the operations of a program. Returns null after an error, which is printed.
 ///
@@ -76,17 +123,23 @@ pub unsafe extern "C" fn fuse_new(
 ///
 /// # Safety
 ///
-/// `fuse` is a handle, and `mountpoint` a path.
+/// `fuse` is a handle or a session, and `mountpoint` a path.
 pub unsafe extern "C" fn fuse_mount(fuse: *mut c_void, mountpoint: *const c_char) -> c_int {
     // SAFETY: the caller's promise.
-    let (handle, mountpoint) = unsafe { (handle::of(fuse), text_of(mountpoint)) };
-    match handle.map(|handle| handle.mount(mountpoint)) {
-        Some(Ok(())) => 0,
-        Some(Err(message)) => {
+    let mounted = unsafe {
+        let mountpoint = text_of(mountpoint);
+        match (handle::of(fuse), low::of(fuse)) {
+            (Some(handle), _) => handle.mount(mountpoint),
+            (_, Some(session)) => session.mount(mountpoint),
+            (None, None) => return -1,
+        }
+    };
+    match mounted {
+        Ok(()) => 0,
+        Err(message) => {
             error(&message);
             -1
         }
-        None => -1,
     }
 }
 
@@ -94,11 +147,13 @@ pub unsafe extern "C" fn fuse_mount(fuse: *mut c_void, mountpoint: *const c_char
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null.
+/// `fuse` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_unmount(fuse: *mut c_void) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { handle::of(fuse) } {
-        handle.unmount();
+    match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.unmount(),
+        (_, Some(session)) => session.unmount(),
+        (None, None) => {}
     }
 }
 
@@ -115,51 +170,66 @@ pub unsafe extern "C" fn fuse_destroy(fuse: *mut c_void) {
     }
 }
 
-/// Serves the mount by one thread until it ends. Returns 0, the number of a signal that has ended it, or -1.
+/// Serves the mount by one thread until it ends: for a session, by the calling one. Returns 0, the number of a signal that has ended it,
+/// or a negative number after an error, which is printed.
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null.
+/// `fuse` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_loop(fuse: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { handle::of(fuse) }.map_or(-1, |handle| handle.run(Some(1)))
+    match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.run(Some(1)),
+        (_, Some(session)) => session.run_alone(),
+        (None, None) => -1,
+    }
 }
 
 /// Serves the mount by several threads until it ends.
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null, and `config` null or from [`fuse_loop_cfg_create`].
+/// `fuse` is a handle, a session or null, and `config` null or from [`fuse_loop_cfg_create`].
 pub unsafe extern "C" fn fuse_loop_mt_312(fuse: *mut c_void, config: *const LoopSettings) -> c_int {
+    let usual = LoopSettings::default();
     // SAFETY: the caller's promise.
-    let (handle, config) = unsafe { (handle::of(fuse), config.as_ref()) };
-    let most = config.map_or(DEFAULT_THREADS, |config| config.max_threads);
-    // The number that nobody has asked for leaves the decision to the session.
+    let (handle, config) = unsafe { (handle::of(fuse), config.as_ref().unwrap_or(&usual)) };
+    let most = config.max_threads;
+    // The number that no program has requested leaves the decision to the session.
     let threads = (most != DEFAULT_THREADS).then_some(most.max(1) as usize);
-    handle.map_or(-1, |handle| handle.run(threads))
+    // SAFETY: the caller's promise.
+    match (handle, unsafe { low::of(fuse) }) {
+        (Some(handle), _) => handle.run(threads),
+        (_, Some(session)) => session.run_many(config.limits()),
+        (None, None) => -1,
+    }
 }
 
-/// Serves the mount by several threads; the settings of older programs have no effect.
+/// Serves the mount by several threads, with the settings of older programs.
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null.
-pub unsafe extern "C" fn fuse_loop_mt_32(
-    fuse: *mut c_void,
-    _config: *const LoopConfigOld,
-) -> c_int {
+/// `fuse` is a handle, a session or null, and `old` null or the structure of libfuse 3.2 to 3.11.
+pub unsafe extern "C" fn fuse_loop_mt_32(fuse: *mut c_void, old: *const LoopConfigOld) -> c_int {
+    let mut config = LoopSettings::default();
     // SAFETY: the caller's promise.
-    unsafe { fuse_loop_mt_312(fuse, std::ptr::null()) }
+    unsafe {
+        if !old.is_null() {
+            fuse_loop_cfg_convert(&mut config, old);
+        }
+        fuse_loop_mt_312(fuse, &config)
+    }
 }
 
 /// Serves the mount by several threads.
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null.
-pub unsafe extern "C" fn fuse_loop_mt_31(fuse: *mut c_void, _clone_fd: c_int) -> c_int {
+/// `fuse` is a handle, a session or null.
+pub unsafe extern "C" fn fuse_loop_mt_31(fuse: *mut c_void, clone_fd: c_int) -> c_int {
+    let config = LoopSettings { clone_fd: clone_fd != 0, ..LoopSettings::default() };
     // SAFETY: the caller's promise.
-    unsafe { fuse_loop_mt_312(fuse, std::ptr::null()) }
+    unsafe { fuse_loop_mt_312(fuse, &config) }
 }
 
 /// Lets the loop end.
@@ -169,8 +239,10 @@ pub unsafe extern "C" fn fuse_loop_mt_31(fuse: *mut c_void, _clone_fd: c_int) ->
 /// `fuse` is a handle or null.
 pub unsafe extern "C" fn fuse_exit(fuse: *mut c_void) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { handle::of(fuse) } {
-        handle.exit();
+    match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.exit(),
+        (_, Some(session)) => session.exit(),
+        (None, None) => {}
     }
 }
 
@@ -206,27 +278,31 @@ pub unsafe extern "C" fn fuse_session_mount(
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_unmount(session: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe { fuse_unmount(session) };
 }
 
-/// Unmounts. The handle ends by [`fuse_destroy`].
+/// Ends a session. Unmounts a handle, which ends by [`fuse_destroy`].
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_destroy(session: *mut c_void) {
     // SAFETY: the caller's promise.
-    unsafe { fuse_unmount(session) };
+    unsafe {
+        if !low::destroy(session) {
+            fuse_unmount(session);
+        }
+    }
 }
 
 /// Lets the loop end.
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_exit(session: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe { fuse_exit(session) };
@@ -236,21 +312,28 @@ pub unsafe extern "C" fn fuse_session_exit(session: *mut c_void) {
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_exited(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { handle::of(session) }.map_or(1, |handle| c_int::from(handle.has_exited()))
+    let ends = match unsafe { (handle::of(session), low::of(session)) } {
+        (Some(handle), _) => handle.has_exited(),
+        (_, Some(session)) => session.has_exited(),
+        (None, None) => true,
+    };
+    c_int::from(ends)
 }
 
 /// Lets the handle be used for another loop.
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_reset(session: *mut c_void) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { handle::of(session) } {
-        handle.reset();
+    match unsafe { (handle::of(session), low::of(session)) } {
+        (Some(handle), _) => handle.reset(),
+        (_, Some(session)) => session.reset(),
+        (None, None) => {}
     }
 }
 
@@ -258,21 +341,72 @@ pub unsafe extern "C" fn fuse_session_reset(session: *mut c_void) {
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_fd(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted_device);
-    mounted.map_or(-1, |mounted| mounted.fd)
+    unsafe {
+        let mounted = handle::of(session).and_then(FuseHandle::mounted);
+        let port = low::of(session).and_then(|session| session.port());
+        mounted.map(|mounted| mounted.fd).or(port.map(|port| port.number())).unwrap_or(-1)
+    }
 }
 
 /// Serves the mount by one thread.
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_loop(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fuse_loop(session) }
+}
+
+/// Creates a session for the operations of a program on inodes. Returns null after an error, which is printed.
+///
+/// # Safety
+///
+/// `args` is a `struct fuse_args`, and `operations` has `size` bytes of a `struct fuse_lowlevel_ops`.
+pub unsafe extern "C" fn fuse_session_new(
+    args: *mut FuseArgs,
+    operations: *const c_void,
+    size: usize,
+    data: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { low::session_three(&words(args), operations, size, data) }
+}
+
+/// Receives a message into `buffer`. Returns its length, 0 at the end of the session, or a negated error number.
+///
+/// # Safety
+///
+/// `session` is null or a session, and `buffer` a `struct fuse_buf` without memory, or with that of an earlier call.
+pub unsafe extern "C" fn fuse_session_receive_buf(
+    session: *mut c_void,
+    buffer: *mut DataPart,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some(session) = low::of(session) else { return -libc::EINVAL };
+        let Some(port) = session.port() else { return -libc::EBADF };
+        low::receive_buffer(&session, &port, buffer)
+    }
+}
+
+/// Handles the message in `buffer`.
+///
+/// # Safety
+///
+/// `session` is null or a session, and `buffer` a `struct fuse_buf` with a message.
+pub unsafe extern "C" fn fuse_session_process_buf(session: *mut c_void, buffer: *const DataPart) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(session) = low::of(session)
+            && let Some(port) = session.port()
+        {
+            low::process_buffer(&session, &port, buffer);
+        }
+    }
 }
 
 /// No thread is needed: inodes in use are never forgotten.
@@ -288,10 +422,29 @@ pub extern "C" fn fuse_clean_cache(_fuse: *mut c_void) -> c_int {
     3600
 }
 
-/// Mounts without a handle, which this library does not serve. Returns -1.
-pub extern "C" fn fuse_open_channel(_mountpoint: *const c_char, _options: *const c_char) -> c_int {
-    error("fuse: fuse_open_channel is not served by this library: use the original libfuse");
-    -1
+/// Mounts with a list of options, and returns the device for another program. Returns -1 after an error, which is printed.
+///
+/// # Safety
+///
+/// `mountpoint` is a path, and `options` null or a string.
+pub unsafe extern "C" fn fuse_open_channel(
+    mountpoint: *const c_char,
+    options: *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (mountpoint, options) = unsafe { (text_of(mountpoint), text_of(options).to_owned()) };
+    let mut choice = MountChoice::new(ApiVersion::Three);
+    // Options of the program stay with it.
+    let list = [c"fuse".to_owned(), c"-o".to_owned(), options];
+    let mounted = take_from(&list, |option| choice.take(option))
+        .and_then(|_| MountedDevice::new(mountpoint, choice));
+    match mounted.map(MountedDevice::into_device) {
+        Ok(device) => device.map_or(-1, IntoRawFd::into_raw_fd),
+        Err(message) => {
+            error(&message);
+            -1
+        }
+    }
 }
 
 /// Takes options about INIT out of `args`. Returns null after an error, which is printed.

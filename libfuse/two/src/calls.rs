@@ -13,6 +13,7 @@ use defuse_libfuse::handle::{
     self, FuseHandle, MountedDevice, forget_mount, into_pointer, remember_mount, text_of,
 };
 use defuse_libfuse::logging::error;
+use defuse_libfuse::low::{self, ThreadLimits};
 use defuse_libfuse::options::{
     ApiVersion, ConnOptions, MountChoice, OptionOutcome, take_from, take_library_option,
 };
@@ -49,7 +50,7 @@ pub(crate) fn handle_for(
 }
 
 /// The mount that a program has as its channel.
-fn channel(channel: *mut c_void) -> impl Fn(&Arc<MountedDevice>) -> bool {
+pub(crate) fn channel(channel: *mut c_void) -> impl Fn(&Arc<MountedDevice>) -> bool {
     move |mounted| std::ptr::eq(Arc::as_ptr(mounted), channel.cast_const().cast())
 }
 
@@ -130,13 +131,21 @@ pub unsafe extern "C" fn fuse_destroy(fuse: *mut c_void) {
 ///
 /// # Safety
 ///
-/// `fuse` is a handle or null.
+/// `fuse` is a handle, a session or null.
 unsafe fn run(fuse: *mut c_void, threads: Option<usize>) -> c_int {
     // SAFETY: the caller's promise.
-    let ended = unsafe { handle::of(fuse) }.map_or(-1, |handle| handle.run(threads));
+    let ended = match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.run(threads),
+        (_, Some(session)) if threads == Some(1) => session.run_alone(),
+        (_, Some(session)) => session.run_many(LIMITS),
+        (None, None) => -1,
+    };
     // A signal is an orderly end.
-    ended.min(0)
+    ended.clamp(-1, 0)
 }
+
+/// The threads of a session: as many as there are requests, of which ten stay.
+const LIMITS: ThreadLimits = ThreadLimits { most: usize::MAX, idle: 10, clone_fd: false };
 
 /// Serves the mount by one thread until it ends.
 ///
@@ -165,8 +174,10 @@ pub unsafe extern "C" fn fuse_loop_mt(fuse: *mut c_void) -> c_int {
 /// `fuse` is a handle or null.
 pub unsafe extern "C" fn fuse_exit(fuse: *mut c_void) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { handle::of(fuse) } {
-        handle.exit();
+    match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.exit(),
+        (_, Some(session)) => session.exit(),
+        (None, None) => {}
     }
 }
 
@@ -177,7 +188,12 @@ pub unsafe extern "C" fn fuse_exit(fuse: *mut c_void) {
 /// `fuse` is a handle or null.
 pub unsafe extern "C" fn fuse_exited(fuse: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { handle::of(fuse) }.map_or(1, |handle| c_int::from(handle.has_exited()))
+    let ends = match unsafe { (handle::of(fuse), low::of(fuse)) } {
+        (Some(handle), _) => handle.has_exited(),
+        (_, Some(session)) => session.has_exited(),
+        (None, None) => true,
+    };
+    c_int::from(ends)
 }
 
 /// The session of a handle, which is the handle.
@@ -226,7 +242,7 @@ pub unsafe extern "C" fn fuse_lowlevel_is_lib_option(option: *const c_char) -> c
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_exit(session: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe { fuse_exit(session) };
@@ -236,7 +252,7 @@ pub unsafe extern "C" fn fuse_session_exit(session: *mut c_void) {
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_exited(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fuse_exited(session) }
@@ -246,22 +262,21 @@ pub unsafe extern "C" fn fuse_session_exited(session: *mut c_void) -> c_int {
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_reset(session: *mut c_void) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { handle::of(session) } {
-        handle.reset();
+    match unsafe { (handle::of(session), low::of(session)) } {
+        (Some(handle), _) => handle.reset(),
+        (_, Some(session)) => session.reset(),
+        (None, None) => {}
     }
 }
-
-/// Does nothing: the handle ends by [`fuse_destroy`].
-pub extern "C" fn fuse_session_destroy(_session: *mut c_void) {}
 
 /// Serves the mount by one thread.
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_loop(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fuse_loop(session) }
@@ -271,67 +286,10 @@ pub unsafe extern "C" fn fuse_session_loop(session: *mut c_void) -> c_int {
 ///
 /// # Safety
 ///
-/// `session` is a handle or null.
+/// `session` is a handle, a session or null.
 pub unsafe extern "C" fn fuse_session_loop_mt(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fuse_loop_mt(session) }
-}
-
-/// The channel of a session after `chan`: there is one.
-///
-/// # Safety
-///
-/// `session` is a handle or null.
-pub unsafe extern "C" fn fuse_session_next_chan(
-    session: *mut c_void,
-    chan: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: the caller's promise.
-    let mounted = unsafe { handle::of(session) }.and_then(FuseHandle::mounted_device);
-    let mounted = mounted.filter(|_| chan.is_null());
-    mounted.map_or(null_mut(), |mounted| Arc::as_ptr(&mounted).cast_mut().cast())
-}
-
-/// Accepted: a handle has its channel from [`fuse_new`].
-pub extern "C" fn fuse_session_add_chan(_session: *mut c_void, _chan: *mut c_void) {}
-
-/// Accepted: a handle keeps its channel.
-pub extern "C" fn fuse_session_remove_chan(_chan: *mut c_void) {}
-
-/// The number of the device of a channel, or -1.
-pub extern "C" fn fuse_chan_fd(chan: *mut c_void) -> c_int {
-    handle::find_mount(channel(chan)).map_or(-1, |mounted| mounted.fd)
-}
-
-/// Bytes of the largest request.
-pub extern "C" fn fuse_chan_bufsize(_chan: *mut c_void) -> usize {
-    (128 << 10) + 4096
-}
-
-/// A channel has no data of the program.
-pub extern "C" fn fuse_chan_data(_chan: *mut c_void) -> *mut c_void {
-    null_mut()
-}
-
-/// A channel does not know its session.
-pub extern "C" fn fuse_chan_session(_chan: *mut c_void) -> *mut c_void {
-    null_mut()
-}
-
-/// Unmounts a channel.
-///
-/// # Safety
-///
-/// `chan` is null or a channel.
-pub unsafe extern "C" fn fuse_chan_destroy(chan: *mut c_void) {
-    // SAFETY: the caller's promise.
-    unsafe { fuse_unmount(std::ptr::null(), chan) };
-}
-
-/// A channel for a device that the program has opened, which this library does not serve. Returns null.
-pub extern "C" fn fuse_kern_chan_new(_fd: c_int) -> *mut c_void {
-    error("fuse: fuse_kern_chan_new is not served by this library: use the original libfuse");
-    null_mut()
 }
 
 /// Programs cannot read requests by themselves. Returns null.

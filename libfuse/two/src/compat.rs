@@ -71,7 +71,7 @@ pub unsafe extern "C" fn mount_25(mountpoint: *const c_char, args: *mut FuseArgs
 /// # Safety
 ///
 /// `options` is null or a string.
-unsafe fn list(options: *const c_char) -> Vec<CString> {
+pub(crate) unsafe fn list(options: *const c_char) -> Vec<CString> {
     let program = c"fuse".to_owned();
     if options.is_null() {
         return vec![program];

@@ -139,6 +139,18 @@ pub const TEST_TOOLS: &[RequiredTool] = &[
     RequiredTool::package_for("unionfs-fuse", "unionfs-fuse", "programs of libfuse 2"),
     RequiredTool::package_for("archivemount", "archivemount", "programs of libfuse 2"),
     RequiredTool::package_for("fuse2fs", "fuse2fs", "programs of libfuse 2"),
+    RequiredTool::package_for("fuse-overlayfs", "fuse-overlayfs", "programs of inodes"),
+    RequiredTool::package_for("qemu-system-common", "qemu-storage-daemon", "programs of inodes"),
+    RequiredTool::package_for(
+        "python3-pyfuse3",
+        "/usr/lib/python3/dist-packages/pyfuse3*",
+        "programs of inodes",
+    ),
+    RequiredTool::package_for(
+        "python3-llfuse",
+        "/usr/lib/python3/dist-packages/llfuse*",
+        "programs of inodes",
+    ),
     RequiredTool::package_for(
         "squashfs-tools",
         "mksquashfs",

@@ -38,13 +38,15 @@ pub(super) fn target(
     let stat = rustix::fs::statx(&fd, "", flags, StatxFlags::TYPE).map_err(unusable)?;
     let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
     match (options.root, kind) {
-        (RootKind::Directory, FileType::Directory) => {
+        (RootKind::Directory | RootKind::AsMountPoint, FileType::Directory) => {
             if !options.nonempty && !is_empty(&fd).map_err(unusable)? {
                 return Err(MountError::NotEmpty { path });
             }
         }
-        (RootKind::Directory, _) => return Err(MountError::NotADirectory { path }),
-        (RootKind::File, FileType::RegularFile) => {}
+        (RootKind::File | RootKind::AsMountPoint, FileType::RegularFile) => {}
+        (RootKind::Directory | RootKind::AsMountPoint, _) => {
+            return Err(MountError::NotADirectory { path });
+        }
         (RootKind::File, _) => return Err(MountError::NotAFile { path }),
     }
     Ok(CheckedTarget { fd, path, rootmode: u32::from(stat.stx_mode) & 0o170000 })

@@ -125,7 +125,9 @@ fn mount_by_fsopen(
     if fstype == FUSEBLK {
         strings.push(("blksize", loop_device::BLOCK.to_string()));
     }
-    strings.push(("subtype", options.subtype.clone()));
+    if !options.subtype.is_empty() {
+        strings.push(("subtype", options.subtype.clone()));
+    }
     for (key, value) in strings {
         fsconfig_set_string(&context, key, &value).map_err(|errno| failed(key)(errno))?;
     }
@@ -178,7 +180,7 @@ fn mount_by_call(
     let strings = strings.into_iter().map(|(key, value)| format!("{key}={value}"));
     let data: Vec<_> = strings.chain(flags(options).map(str::to_owned)).collect();
     let data = CString::new(data.join(",")).map_err(|_| failed(Errno::INVAL))?;
-    let fstype = format!("fuse.{}", options.subtype);
+    let fstype = super::type_name(FUSE, &options.subtype);
     let flags = mount_flags(options);
     let source = options.fsname.as_str();
     // Mounts through the descriptor that was checked, if /proc is available.

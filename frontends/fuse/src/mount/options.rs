@@ -38,7 +38,7 @@ pub struct MountOptions {
     pub max_read: u32,
     /// The source shown in `/proc/mounts`.
     pub fsname: String,
-    /// The type shown in `/proc/mounts` after `fuse.`.
+    /// The type shown in `/proc/mounts` after `fuse.`; empty for `fuse` alone.
     pub subtype: String,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
@@ -54,6 +54,8 @@ pub enum RootKind {
     Directory,
     /// A regular file.
     File,
+    /// A directory or a regular file, as the mount point is.
+    AsMountPoint,
 }
 
 impl Default for MountOptions {
@@ -231,7 +233,8 @@ impl fmt::Display for MountOptions {
         if self.max_read != 0 {
             write!(f, ",max_read={}", self.max_read)?;
         }
-        write!(f, ",fsname={},subtype={}", helper::escape(&self.fsname), self.subtype)
+        write!(f, ",fsname={}", helper::escape(&self.fsname))?;
+        if self.subtype.is_empty() { Ok(()) } else { write!(f, ",subtype={}", self.subtype) }
     }
 }
 

@@ -190,8 +190,9 @@ fn an_unlinked_file_stays_readable_until_it_is_released() {
         assert_ne!(file.ino, second.ino);
         assert_eq!(mount.read(file).unwrap(), b"old");
         assert_eq!(mount.read(second).unwrap(), b"new");
-        // The attributes come from the handle, even if the caller names none.
-        assert_eq!(mount.0.getattr(&cx(), file.ino, None).unwrap().size, 3);
+        // The attributes come from the handle, even if the caller names none. No link is left, not even a hidden one.
+        let attr = mount.0.getattr(&cx(), file.ino, None).unwrap();
+        assert_eq!((attr.size, attr.nlink), (3, 0));
         let longer = SetAttr { size: Some(5), ..SetAttr::default() };
         assert_eq!(mount.0.setattr(&cx(), file.ino, None, &longer).unwrap().size, 5);
         assert_eq!(mount.names().len(), if survive { 2 } else { 3 });
