@@ -53,7 +53,7 @@ fn start_inodes(place: &TestPlace, program: &Path, variables: &[(&str, &str)]) -
     child
 }
 
-/// What such a program has said at its end, after an orderly unmount.
+/// The output of such a program at its end, after an orderly unmount.
 fn said_at_end(place: &TestPlace, child: Child) -> String {
     assert!(Command::new("umount").arg(place.path("mnt")).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

@@ -103,7 +103,7 @@ impl RawInfo {
         }
     }
 
-    /// What the program has left in it.
+    /// The values that the program has left in it.
     pub(crate) fn read(&self) -> OpenInfo {
         match self {
             RawInfo::Two(info) => OpenInfo {

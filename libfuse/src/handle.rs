@@ -61,7 +61,7 @@ pub struct MountedDevice {
     is_mounted: AtomicBool,
     watch: Mutex<Option<HelperWatch>>,
     choice: MountChoice,
-    /// What takes the device for the interface of inodes.
+    /// The port that takes the device for the interface of inodes.
     port: OnceLock<Arc<LowPort>>,
     /// The session that has this mount as its channel.
     session: AtomicPtr<c_void>,

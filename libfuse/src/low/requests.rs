@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::{Caller, SupplementaryGroups};
+use defuse_fs::{Caller, NumberHasher, SupplementaryGroups};
 use defuse_fuse::ProcessGroups;
 use libc::gid_t;
 
@@ -41,7 +41,7 @@ pub(crate) struct LowRequest {
 // SAFETY: a type; each call says why it is right.
 pub type InterruptFunction = unsafe extern "C" fn(RequestPtr, *mut c_void);
 
-/// What a program wants to be called when its request is interrupted.
+/// The function that a program wants to be called when its request is interrupted.
 #[derive(Clone, Copy)]
 struct InterruptCall {
     function: InterruptFunction,
@@ -80,24 +80,6 @@ impl LowRequest {
             // SAFETY: the program has set this function for this request. The lock is held, so that it is not unset meanwhile.
             unsafe { function(pointer, data) };
         }
-    }
-}
-
-/// Spreads the bits of a number that grows by one.
-#[derive(Default)]
-pub(crate) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 

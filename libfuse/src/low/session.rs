@@ -43,7 +43,7 @@ pub struct LowSession {
     mounted: Mutex<Option<Arc<MountedDevice>>>,
     port: Mutex<Option<Arc<LowPort>>>,
     state: AtomicU8,
-    /// What the program was offered and wants, once INIT has come.
+    /// The offer to the program and its wishes, once INIT has come.
     pub(crate) conn: Mutex<ConnInfoThree>,
     /// The capabilities in `conn`.
     want: AtomicU32,
@@ -54,7 +54,7 @@ pub struct LowSession {
     error: AtomicI32,
     /// Counts the reasons to leave a loop of several threads.
     pub(crate) bell: OwnedFd,
-    /// What the program wants to know about pages that it has requested.
+    /// The cookies of the program for pages that it has requested.
     pub(crate) retrievals: Mutex<HashMap<u64, RetrievalCookie>>,
     early: Mutex<VecDeque<u64>>,
     early_count: AtomicUsize,

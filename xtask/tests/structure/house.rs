@@ -339,7 +339,7 @@ fn figures() -> Vec<TreeFigure> {
         smaller(
             "lines of the product without tests",
             sum(&|file| file.lines.saturating_sub(file.test_lines)),
-            156_000.0,
+            158_000.0,
             110_000.0,
         ),
         smaller(
