@@ -299,7 +299,7 @@ fn wrong_command_lines_have_the_exit_codes_and_reasons_of_libfuse() {
 
 #[test]
 fn a_program_of_inodes_serves_its_files_by_each_kind_of_loop() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let data: Vec<u8> = (0..3_000_001_u32).map(|at| (at ^ (at >> 9)) as u8).collect();
@@ -352,7 +352,7 @@ fn attribute(path: &Path, name: &str) -> String {
 
 #[test]
 fn a_program_of_inodes_tells_the_kernel_of_changes_and_takes_its_pages() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     for version in [2, 3] {
@@ -378,7 +378,7 @@ fn a_program_of_inodes_tells_the_kernel_of_changes_and_takes_its_pages() {
 /// A second reply, a reply after the unmount, one after the end of the session, and none at all.
 #[test]
 fn replies_that_a_program_of_inodes_must_not_give_are_errors() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let all = [2, 3].into_iter().flat_map(|v| ["one", "many"].map(|w| (v, w)));
@@ -412,7 +412,7 @@ os.setxattr(sys.argv[1], 'user.slow', b'')
 
 #[test]
 fn a_signal_of_the_caller_reaches_the_function_of_its_request() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let Some(program) = program_of(&place, "inodes", INODES, 3) else { return };
@@ -431,7 +431,7 @@ fn a_signal_of_the_caller_reaches_the_function_of_its_request() {
 /// Operations that the structure does not have are missing, and later ones are left out.
 #[test]
 fn structures_of_inodes_may_be_shorter_and_longer() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     for version in [2, 3] {
@@ -614,7 +614,7 @@ fn programs_of_debian_serve_what_they_serve_with_libfuse() {
 /// qemu receives the messages by itself, and mounts on a regular file.
 #[test]
 fn qemu_exports_an_image_as_a_file() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let (image, file) = (place.path("image"), place.path("file"));
     let data: Vec<u8> = (0..1_u32 << 20).map(|at| (at ^ (at >> 9)) as u8).collect();
     fs::write(&image, &data).unwrap();
@@ -645,7 +645,7 @@ fn qemu_exports_an_image_as_a_file() {
 /// Packages of Python for libfuse 3 (its own loop) and 2, with one and several workers.
 #[test]
 fn file_systems_in_python_are_served() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let script = place.path("inodes.py");
@@ -681,7 +681,7 @@ fn file_systems_in_python_are_served() {
 /// The examples of libfuse that have no partner program, compiled with Debian's headers.
 #[test]
 fn examples_of_libfuse_on_inodes_work() {
-    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(place) = TestPlace::new_to_mount() else { return };
     let mnt = place.path("mnt");
     let _guard = MountGuard(mnt.clone());
     let examples = Path::new("/usr/share/doc/libfuse3-dev/examples");

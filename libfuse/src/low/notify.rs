@@ -210,7 +210,7 @@ impl Notify for LowNotifier {
         self.send(&Notification::InvalEntry { parent, name, expire_only }, &[])
     }
 
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+    fn notify_delete(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
         let (parent, child, name) = (parent.0, child.0, name.as_bytes());
         self.send(&Notification::Delete { parent, child, name }, &[])
     }

@@ -345,7 +345,7 @@ pub unsafe extern "C" fn fuse_session_reset(session: *mut c_void) {
 pub unsafe extern "C" fn fuse_session_fd(session: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let mounted = handle::of(session).and_then(FuseHandle::mounted);
+        let mounted = handle::of(session).and_then(FuseHandle::mounted_device);
         let port = low::of(session).and_then(|session| session.port());
         mounted.map(|mounted| mounted.fd).or(port.map(|port| port.number())).unwrap_or(-1)
     }

@@ -139,7 +139,7 @@ pub unsafe extern "C" fn fuse_session_next_chan(
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
     let mounted = unsafe {
-        let of_paths = handle_of(session).and_then(FuseHandle::mounted);
+        let of_paths = handle_of(session).and_then(FuseHandle::mounted_device);
         of_paths.or_else(|| low::of(session)?.mounted())
     };
     mounted.filter(|_| chan.is_null()).map_or(null_mut(), |mounted| pointer(&mounted))
