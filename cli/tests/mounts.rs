@@ -704,16 +704,16 @@ fn an_asynchronous_direct_write_that_finds_no_space_says_so() {
         place.expect_success(&["mount", source, "mnt", "-o", options]);
         let mut fio = Command::new("fio");
         fio.arg(place.path("jobs")).current_dir(place.path("mnt"));
-        let told = match fio.output() {
+        let printed = match fio.output() {
             Ok(output) => from_output(output),
             Err(error) => {
                 println!("skipped: fio: {error}");
                 return;
             }
         };
-        assert_eq!(told.code, Some(0), "{source}: {}", told.err);
+        assert_eq!(printed.code, Some(0), "{source}: {}", printed.err);
         let failed =
-            told.err.lines().chain(told.out.lines()).find(|line| line.contains("io_u error"));
+            printed.err.lines().chain(printed.out.lines()).find(|line| line.contains("io_u error"));
         assert_eq!(failed, None, "{source}");
         place.expect_success(&["umount", "mnt"]);
     }

@@ -132,10 +132,10 @@ fn the_helper_of_umount_8_is_silent_about_other_places_unless_it_is_verbose() {
         |arguments: &[&str]| from_output(place.command_of(&helper, arguments).output().unwrap());
     for (flags, says) in [(&["other"][..], false), (&["other", "-v"], true)] {
         mount_bind(&mnt, &other).unwrap();
-        let told = call(flags);
-        assert_eq!(told.code, Some(0), "{}", told.err);
-        assert_eq!(told.err.contains("also mounted on"), says, "{}", told.err);
-        assert_eq!(told.err.is_empty(), !says, "{}", told.err);
+        let printed = call(flags);
+        assert_eq!(printed.code, Some(0), "{}", printed.err);
+        assert_eq!(printed.err.contains("also mounted on"), says, "{}", printed.err);
+        assert_eq!(printed.err.is_empty(), !says, "{}", printed.err);
     }
     assert_eq!(call(&["mnt"]).code, Some(0));
     assert!(has_ended(pid), "the daemon goes on");

@@ -167,7 +167,7 @@ impl ServedNameCache {
 
     /// Notes an inode without extended attributes, as which the server has just published the name.
     fn note_bare(&self, dir: Ino, name: &[u8]) {
-        let inode = self.find_shared(dir, name).and_then(|told| told.inode);
+        let inode = self.find_shared(dir, name).and_then(|served| served.inode);
         if let Some(inode) = inode.filter(|inode| inode.is_bare) {
             self.bare.add(inode.ino.0, inode.stamp.version);
         }
@@ -196,13 +196,13 @@ impl ServedNameCache {
     /// True if `name` is known to be in `dir`, whatever is known about its inode.
     pub(super) fn knows_inode_of(&self, dir: Ino, name: &[u8]) -> bool {
         let Some(versions) = self.versions.get() else { return false };
-        let holds = |told: &ServedName| told.holds(&**versions, dir, name);
+        let holds = |served: &ServedName| served.holds(&**versions, dir, name);
         let own = || {
             let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
             known.dirs.get(&dir).and_then(|dir| dir.names.get(name)).copied().filter(holds)
         };
-        let told = self.find_shared(dir, name).filter(holds).or_else(own);
-        told.is_some_and(|told| told.inode.is_some())
+        let served = self.find_shared(dir, name).filter(holds).or_else(own);
+        served.is_some_and(|served| served.inode.is_some())
     }
 
     /// Call it before a request that makes a name. `None` if nothing is kept.

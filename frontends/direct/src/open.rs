@@ -457,7 +457,7 @@ impl PendingOpen<'_> {
         let flags = OpenFlags(self.flags & !OF_NAMES | OpenFlags::CREAT);
         let args = OpenArgs { flags, kill_suidgid: false };
         let _changing = mount.change_name(&dir.node, name.as_bytes());
-        match mount.open_or_create(&cx, (&dir.node, name), &node, args)? {
+        match mount.create_or_resolve(&cx, (&dir.node, name), &node, args)? {
             Some(OpenOutcome::Created(entry, opened)) => {
                 let made = (entry, opened, moment);
                 self.describe_new(dir, component, made).map(CreateLookup::Opened)

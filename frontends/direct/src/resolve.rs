@@ -398,7 +398,7 @@ impl ClientMount {
     }
 
     /// Creates a file, or resolves its name. `None` if only other calls find out.
-    pub(crate) fn open_or_create(
+    pub(crate) fn create_or_resolve(
         &self,
         cx: &Context<'_>,
         (dir, name): (&CachedInode, Name<'_>),

@@ -121,7 +121,7 @@ impl LowSession {
         let reason = self.reason();
         self.reset();
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&self.wakeup, &mut count);
         match (reason, self.version) {
             (0, _) => result,
             // Programs of libfuse 2 do not learn of signals.
@@ -146,7 +146,7 @@ impl LowSession {
         std::thread::scope(|scope| {
             threads.add(scope);
             while !self.has_exited() && threads.threads.load(Ordering::SeqCst) > 0 {
-                self.wait_for_bell();
+                self.wait_for_end();
             }
             threads.end();
         });
@@ -156,15 +156,15 @@ impl LowSession {
 
     /// Waits until there is a message, the loop is to end, or a signal has come.
     fn wait_for(&self, port: &LowPort) {
-        let bell = PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN);
+        let wakeup = PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN);
         if let Some(fd) = port.borrowed() {
-            let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN), bell], None);
+            let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN), wakeup], None);
         }
     }
 
     /// Waits until the loop is to end, or a signal has come.
-    fn wait_for_bell(&self) {
-        let mut fds = [PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN)];
+    fn wait_for_end(&self) {
+        let mut fds = [PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN)];
         let _ = poll(&mut fds, None);
     }
 }

@@ -53,7 +53,7 @@ pub struct LowSession {
     /// A signal, or a negated error number.
     error: AtomicI32,
     /// Counts the reasons to leave a loop of several threads.
-    pub(crate) bell: OwnedFd,
+    pub(crate) wakeup: OwnedFd,
     /// The cookies of the program for pages that it has requested.
     pub(crate) retrievals: Mutex<HashMap<u64, RetrievalCookie>>,
     early: Mutex<VecDeque<u64>>,
@@ -124,7 +124,7 @@ impl LowSession {
         choice: MountChoice,
         conn_options: ConnOptions,
     ) -> Result<Arc<Self>, String> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| format!("fuse: eventfd: {errno}"))?;
         let largest = match version {
             ApiVersion::Two => crate::handle::WRITE_TWO,
@@ -146,7 +146,7 @@ impl LowSession {
             room: AtomicUsize::new(largest as usize + super::init::HEADER_ROOM),
             has_exited: AtomicBool::new(false),
             error: AtomicI32::new(0),
-            bell,
+            wakeup,
             retrievals: Mutex::new(HashMap::new()),
             early: Mutex::new(VecDeque::new()),
             early_count: AtomicUsize::new(0),
@@ -247,7 +247,7 @@ impl LowSession {
         }
         self.has_exited.store(true, Ordering::SeqCst);
         // A counter that is full has been rung.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
     /// Notes that the kernel has ended the mount, and lets the loop end.

@@ -335,11 +335,11 @@ fn figures() -> Vec<TreeFigure> {
     let functions = sum(&|file| file.functions);
     let smaller = |name, value, bound, goal| TreeFigure { name, value, bound, goal, grows: false };
     vec![
-        smaller("lines of Rust", all as f64, 280_000.0, 190_000.0),
+        smaller("lines of Rust", all as f64, 288_000.0, 190_000.0),
         smaller(
             "lines of the product without tests",
             sum(&|file| file.lines.saturating_sub(file.test_lines)),
-            158_000.0,
+            163_000.0,
             110_000.0,
         ),
         smaller(
