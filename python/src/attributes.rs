@@ -45,7 +45,7 @@ pub fn stat_result<'py>(py: Python<'py>, stat: &FileStat) -> PyResult<Bound<'py,
     TYPE.import(py, "os", "stat_result")?.call1((first, more))
 }
 
-fn found(py: Python<'_>, file: &FileArgument<'_>, follow: bool) -> PyResult<FileStat> {
+fn stat_file(py: Python<'_>, file: &FileArgument<'_>, follow: bool) -> PyResult<FileStat> {
     let target = file.target();
     call(py, file.names(), |state| match target {
         Ok(path) => state.client.stat(&state.task, CWD, path, follow),
@@ -61,13 +61,13 @@ pub fn stat<'py>(
     path: FileArgument<'py>,
     follow_symlinks: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    stat_result(py, &found(py, &path, follow_symlinks)?)
+    stat_result(py, &stat_file(py, &path, follow_symlinks)?)
 }
 
 /// Return the attributes of a file, or of a symbolic link itself, as os.lstat().
 #[pyfunction]
 pub fn lstat<'py>(py: Python<'py>, path: FileArgument<'py>) -> PyResult<Bound<'py, PyAny>> {
-    stat_result(py, &found(py, &path, false)?)
+    stat_result(py, &stat_file(py, &path, false)?)
 }
 
 /// Change the permission bits, as os.chmod().

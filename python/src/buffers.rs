@@ -116,7 +116,7 @@ impl Drop for HeldBuffer<'_> {
 
 /// Makes bytes of at most `len` bytes: `fill` writes to their memory, which has any content before, and returns how many of them are
 /// valid. No other code sees the object meanwhile.
-pub fn filled<'py>(
+pub fn fill_bytes<'py>(
     py: Python<'py>,
     len: usize,
     fill: impl FnOnce(&mut [u8]) -> PyResult<usize>,

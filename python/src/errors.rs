@@ -63,7 +63,7 @@ fn text(errno: Errno) -> String {
 }
 
 /// The exception of a closed file.
-pub fn closed() -> PyErr {
+pub fn closed_file_error() -> PyErr {
     PyValueError::new_err("I/O operation on closed file.")
 }
 

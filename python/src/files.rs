@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
 use crate::attributes::stat_result;
-use crate::buffers::{HeldBuffer, filled};
+use crate::buffers::{HeldBuffer, fill_bytes};
 use crate::errors::{self, CallNames};
 use crate::paths::PathArgument;
 use crate::state::call;
@@ -26,7 +26,7 @@ impl OpenedFile {
     /// The open file. Raises `ValueError` after close.
     pub fn file(&self) -> PyResult<Arc<FileDescription>> {
         let held = self.file.read().unwrap_or_else(PoisonError::into_inner);
-        held.as_ref().map(Arc::clone).ok_or_else(errors::closed)
+        held.as_ref().map(Arc::clone).ok_or_else(errors::closed_file_error)
     }
 }
 
@@ -62,7 +62,7 @@ impl OpenedFile {
     fn read<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
         let Ok(len) = usize::try_from(size.unwrap_or(-1)) else { return self.readall(py) };
         let file = self.file()?;
-        filled(py, len, |room| {
+        fill_bytes(py, len, |room| {
             call(py, CallNames::default(), |state| state.client.read(&state.task, &file, room))
         })
     }
@@ -75,7 +75,7 @@ impl OpenedFile {
         offset: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let file = self.file()?;
-        filled(py, size, |room| {
+        fill_bytes(py, size, |room| {
             call(py, CallNames::default(), |state| {
                 state.client.pread(&state.task, &file, room, offset)
             })
@@ -101,7 +101,7 @@ impl OpenedFile {
                 Ok(filled)
             })
         };
-        let all = filled(py, left, read)?;
+        let all = fill_bytes(py, left, read)?;
         // The size may be 0 for a file that is made when it is read, or old.
         let mut more = vec![0; if left == 0 { STEP } else { 1 }];
         let mut rest: Vec<u8> = Vec::new();
@@ -202,8 +202,8 @@ impl OpenedFile {
     }
 
     /// True after close.
-    #[getter]
-    fn closed(&self) -> bool {
+    #[getter(closed)]
+    fn is_closed(&self) -> bool {
         self.file.read().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 

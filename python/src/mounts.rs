@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes, PyString};
 
 use crate::errors::CallNames;
-use crate::paths::{PathArgument, encoded};
+use crate::paths::{PathArgument, encode_name};
 use crate::program;
 use crate::state::call;
 
@@ -41,7 +41,7 @@ pub fn mount(
 ) -> PyResult<()> {
     let is_text = source.is_instance_of::<PyString>() || source.is_instance_of::<PyBytes>();
     let opened = match is_text {
-        true => open_source(py, &encoded(source)?, options, &target),
+        true => open_source(py, &encode_name(source)?, options, &target),
         false => open_program(source, options),
     }?;
     let args = ClientMountArgs {
@@ -115,7 +115,7 @@ pub fn unmount(py: Python<'_>, target: PathArgument<'_>, lazy: bool) -> PyResult
 pub fn mounts(py: Python<'_>) -> PyResult<Vec<(Bound<'_, PyAny>, String, usize)>> {
     let all = call(py, CallNames::default(), |state| Ok(state.client.mounts()))?;
     let shown = all.into_iter().map(|info| {
-        let target = crate::paths::decoded(py, &info.target)?;
+        let target = crate::paths::decode_name(py, &info.target)?;
         Ok((target, info.source, info.users))
     });
     shown.collect()

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
 use crate::errors::CallNames;
-use crate::paths::{PathArgument, decoded};
+use crate::paths::{PathArgument, decode_name};
 use crate::state::call;
 
 const CWD: WalkStart<'static> = WalkStart::Cwd;
@@ -100,5 +100,5 @@ pub fn chdir(py: Python<'_>, path: PathArgument<'_>) -> PyResult<()> {
 #[pyfunction]
 pub fn getcwd(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let path = call(py, CallNames::default(), |state| state.client.getcwd(&state.task))?;
-    decoded(py, &path)
+    decode_name(py, &path)
 }

@@ -38,18 +38,18 @@ impl<'py> PathArgument<'py> {
         let py = self.object.py();
         match self.is_bytes {
             true => Ok(PyBytes::new(py, name).into_any()),
-            false => decoded(py, name),
+            false => decode_name(py, name),
         }
     }
 }
 
 /// The name as `str`, as `os.fsdecode` makes it.
-pub fn decoded<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+pub fn decode_name<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     Ok(OsStr::from_bytes(name).into_pyobject(py)?.into_any())
 }
 
 /// The bytes of `str`, as `os.fsencode` makes them, or of `bytes`.
-pub fn encoded(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+pub fn encode_name(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     match object.cast::<PyBytes>() {
         Ok(bytes) => Ok(bytes.as_bytes().to_vec()),
         Err(_) => Ok(object.extract::<OsString>()?.into_vec()),
@@ -66,7 +66,7 @@ impl<'py> FromPyObject<'_, 'py> for PathArgument<'py> {
             true => object.clone(),
             false => object.getattr("__fspath__").map_err(|_| not_a_path(&object))?.call0()?,
         };
-        let bytes = encoded(&plain)?;
+        let bytes = encode_name(&plain)?;
         if bytes.contains(&0) {
             return Err(PyValueError::new_err("embedded null byte"));
         }
@@ -94,7 +94,7 @@ impl<'py> FromPyObject<'_, 'py> for FileArgument<'py> {
         if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
             return Ok(FileArgument::Path(object.extract()?));
         }
-        match opened(&object.to_owned())? {
+        match open_file_below(&object.to_owned())? {
             Some(file) => Ok(FileArgument::Open(file)),
             None => Ok(FileArgument::Path(object.extract()?)),
         }
@@ -120,7 +120,7 @@ impl<'py> FileArgument<'py> {
 }
 
 /// The open file below an object: text and buffers lead to a raw file, and that one to its file.
-fn opened(object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<FileDescription>>> {
+fn open_file_below(object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<FileDescription>>> {
     let mut object = object.clone();
     for _ in 0..4 {
         if let Ok(file) = object.cast::<OpenedFile>() {

@@ -7,7 +7,7 @@ use defuse_fs::OpenFlags;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
-use crate::buffers::{HeldBuffer, filled};
+use crate::buffers::{HeldBuffer, fill_bytes};
 use crate::errors::CallNames;
 use crate::paths::PathArgument;
 use crate::state::{ModuleState, call};
@@ -39,7 +39,7 @@ pub fn read_file<'py>(
         let (from, to) = (start.map_or(0, place), end.map_or(size, place));
         Ok((file, from, to.max(from)))
     })?;
-    let read = filled(py, usize::try_from(to - from)?, |room| {
+    let read = fill_bytes(py, usize::try_from(to - from)?, |room| {
         call(py, path.names(), |state| {
             let mut filled = 0;
             while filled < room.len() {

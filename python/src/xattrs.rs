@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes};
 
 use crate::buffers::HeldBuffer;
-use crate::paths::{FileArgument, PathArgument, decoded};
+use crate::paths::{FileArgument, PathArgument, decode_name};
 use crate::state::call;
 
 const CWD: WalkStart<'static> = WalkStart::Cwd;
@@ -91,7 +91,7 @@ pub fn listxattr<'py>(
     };
     let names = value(found?);
     let names = names.split(|&byte| byte == 0).filter(|name| !name.is_empty());
-    names.map(|name| decoded(py, name)).collect()
+    names.map(|name| decode_name(py, name)).collect()
 }
 
 /// Remove an extended attribute, as os.removexattr().

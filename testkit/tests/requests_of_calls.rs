@@ -25,7 +25,7 @@ const TRUNC: u32 = 0o1000;
 const AT: WalkStart<'_> = WalkStart::Cwd;
 
 /// A server of files in memory as `defuse run` has one.
-fn served() -> TestServer {
+fn serve_memory() -> TestServer {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let fs = VersionedFileSystem::wrap(fs).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
@@ -81,7 +81,7 @@ impl CountedProgram {
 /// Root and another user wait for as many.
 #[test]
 fn a_call_of_a_run_waits_for_no_more_requests_than_documented() {
-    let served = served();
+    let served = serve_memory();
     let root = CountedProgram::new(&served, 0);
     root.client.mkdir(&root.task, AT, b"a:/open", 0o777).unwrap();
     root.client.chmod(&root.task, AT, b"a:/open", 0o777, true).unwrap();

@@ -39,7 +39,9 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     let program = "build --workspace --lib --bin defuse --bin gluster_volumes --test messages";
     command::run(command::cargo().args(program.split(' ')))?;
     let mut tests = Command::new(&python);
-    skipped(&run_and_show(pytest(&mut tests, &base)?)?).iter().for_each(|why| parts.skip(why));
+    find_skip_reasons(&run_and_show(pytest(&mut tests, &base)?)?)
+        .iter()
+        .for_each(|why| parts.skip(why));
     test_volume(&python, &base)?;
     let plain = base.join("plain");
     if plain.exists() {
@@ -91,7 +93,7 @@ fn run_and_show(program: &mut Command) -> Result<String> {
 }
 
 /// The reasons in the lines `SKIPPED [1] file: skipped: reason` of pytest.
-fn skipped(said: &str) -> Vec<String> {
+fn find_skip_reasons(said: &str) -> Vec<String> {
     let lines = said.lines().filter(|line| line.starts_with("SKIPPED"));
     lines.map(|line| line.rsplit("skipped: ").next().unwrap_or(line).to_owned()).collect()
 }
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn the_reasons_of_pytest_are_found() {
         let said = "..s\nSKIPPED [2] python/tests/a.py:7: skipped: only root mounts\n1 passed\n";
-        assert_eq!(skipped(said), ["only root mounts"]);
-        assert_eq!(skipped("SKIPPED [1] a.py:3: other"), ["SKIPPED [1] a.py:3: other"]);
+        assert_eq!(find_skip_reasons(said), ["only root mounts"]);
+        assert_eq!(find_skip_reasons("SKIPPED [1] a.py:3: other"), ["SKIPPED [1] a.py:3: other"]);
     }
 }

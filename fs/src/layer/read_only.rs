@@ -39,7 +39,7 @@ impl<F: FileSystem> ReadOnlyLayer<F> {
     }
 
     /// The flags of an open file, with `O_NOATIME` while changes are refused.
-    fn undated(&self, flags: OpenFlags) -> OpenFlags {
+    fn disable_access_time(&self, flags: OpenFlags) -> OpenFlags {
         if self.is_read_only() { OpenFlags(flags.0 | OpenFlags::NOATIME) } else { flags }
     }
 
@@ -93,8 +93,11 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
         if changes && self.is_read_only() {
             return Err(Errno::EROFS);
         }
-        let opened =
-            self.inner.open(cx, ino, OpenArgs { flags: self.undated(args.flags), ..args })?;
+        let opened = self.inner.open(
+            cx,
+            ino,
+            OpenArgs { flags: self.disable_access_time(args.flags), ..args },
+        )?;
         // A writable mapping would remain writable after the switch forbids changes.
         let lower = opened.lower.filter(|_| !args.flags.writable());
         Ok(OpenReply { backing: None, lower, ..opened })
@@ -107,7 +110,7 @@ impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let args = ReadArgs { flags: self.undated(args.flags), ..args };
+        let args = ReadArgs { flags: self.disable_access_time(args.flags), ..args };
         self.inner.read(cx, file, args, out)
     }
 

@@ -221,13 +221,13 @@ macro_rules! call {
             // SAFETY: the program has given this function for this operation (`LowSession`), and each pointer is null where
             // libfuse passes null, or leads to a value that lives until the function returns.
             Some(function) => unsafe { function($call.req $(, $arg)*) },
-            None => refused(stringify!($op), $call.req, libc::ENOSYS),
+            None => refuse_request(stringify!($op), $call.req, libc::ENOSYS),
         }
     };
 }
 
 /// Refuses a request.
-fn refused(operation: &str, req: RequestPtr, errno: c_int) {
+fn refuse_request(operation: &str, req: RequestPtr, errno: c_int) {
     log::debug!("{operation}: {errno}");
     fuse_reply_err(req, errno);
 }
@@ -280,7 +280,7 @@ impl LowCall<'_> {
             RequestBody::Setlkw(args) => self.setlk(args, true),
             RequestBody::Ioctl { args, data } => self.ioctl(args, data),
             RequestBody::Poll(args) => self.poll(args),
-            RequestBody::NotifyReply { args, data } => self.retrieved(args, data),
+            RequestBody::NotifyReply { args, data } => self.deliver_retrieved(args, data),
             _ => self.run_attributes(body),
         }
     }
@@ -304,7 +304,7 @@ impl LowCall<'_> {
             }
             // Programs of libfuse 2 would not see the flags.
             RequestBody::Rename2 { .. } if self.session.version == ApiVersion::Two => {
-                refused("rename", self.req, libc::ENOSYS);
+                refuse_request("rename", self.req, libc::ENOSYS);
             }
             RequestBody::Rename2 { args, name, newname } => {
                 self.rename(args.newdir, name, newname, args.flags);
@@ -312,7 +312,7 @@ impl LowCall<'_> {
             RequestBody::Link { args, name } => {
                 call!(self, link, args.oldnodeid, self.ino, self.text(name));
             }
-            _ => refused("name", self.req, libc::ENOSYS),
+            _ => refuse_request("name", self.req, libc::ENOSYS),
         }
     }
 
@@ -369,14 +369,14 @@ impl LowCall<'_> {
                 let (mut info, data_only) = self.syncing(&args);
                 call!(self, fsyncdir, self.ino, data_only, info.pointer());
             }
-            _ => refused("open", self.req, libc::ENOSYS),
+            _ => refuse_request("open", self.req, libc::ENOSYS),
         }
     }
 
     /// Opens without a function of the program, once for each file or never again.
     fn open_without(&self, capability: u32, mut info: RawInfo) {
         if self.session.wants(capability) {
-            return refused("open", self.req, libc::ENOSYS);
+            return refuse_request("open", self.req, libc::ENOSYS);
         }
         // SAFETY: the structure is of the session's version.
         unsafe { fuse_reply_open(self.req, info.pointer()) };
@@ -435,13 +435,13 @@ impl LowCall<'_> {
                 let (out, len, flags) = (args.nodeid_out, args.len as usize, args.flags as c_int);
                 call!(self, copy_file_range, self.ino, off_in, from, out, off_out, to, len, flags);
             }
-            _ => refused("data", self.req, libc::ENOSYS),
+            _ => refuse_request("data", self.req, libc::ENOSYS),
         }
     }
 
     fn write(&self, args: &wire::WriteIn, data: RequestPayload<'_>) {
         let RequestPayload::Memory(data) = data else {
-            return refused("write", self.req, libc::EIO);
+            return refuse_request("write", self.req, libc::EIO);
         };
         let has_owner = args.write_flags & wire::FUSE_WRITE_LOCKOWNER != 0;
         let is_cached = args.write_flags & wire::FUSE_WRITE_CACHE != 0;
@@ -486,7 +486,7 @@ impl LowCall<'_> {
             RequestBody::Bmap(args) => {
                 call!(self, bmap, ino, args.blocksize as usize, args.block);
             }
-            _ => refused("request", self.req, libc::ENOSYS),
+            _ => refuse_request("request", self.req, libc::ENOSYS),
         }
     }
 
@@ -545,7 +545,7 @@ impl LowCall<'_> {
         /// `FUSE_CAP_IOCTL_DIR`.
         const OF_DIRECTORIES: u32 = crate::abi::caps::IOCTL_DIR;
         if args.flags & wire::FUSE_IOCTL_DIR != 0 && !self.session.wants(OF_DIRECTORIES) {
-            return refused("ioctl", self.req, libc::ENOTTY);
+            return refuse_request("ioctl", self.req, libc::ENOTTY);
         }
         let mut info = self.info(OpenInfo { fh: args.fh, ..OpenInfo::default() });
         let input: *const c_void = if data.is_empty() { null() } else { data.as_ptr().cast() };
@@ -557,17 +557,17 @@ impl LowCall<'_> {
 
     fn poll(&self, args: &wire::PollIn) {
         if self.operations.poll.is_none() {
-            return refused("poll", self.req, libc::ENOSYS);
+            return refuse_request("poll", self.req, libc::ENOSYS);
         }
         let (fh, events) = (args.fh, args.events);
         let mut info = self.info(OpenInfo { fh, events, ..OpenInfo::default() });
         let is_waiting = args.flags & wire::FUSE_POLL_SCHEDULE_NOTIFY != 0;
-        let wake = is_waiting.then(|| (PollHandle(args.kh), LowNotifier::shared(self.session)));
+        let wake = is_waiting.then(|| (PollHandle(args.kh), LowNotifier::new_shared(self.session)));
         call!(self, poll, self.ino, info.pointer(), poll_pointer(wake));
     }
 
     /// Passes pages that the program has requested.
-    fn retrieved(&self, args: &wire::NotifyRetrieveIn, data: &RequestPayload<'_>) {
+    fn deliver_retrieved(&self, args: &wire::NotifyRetrieveIn, data: &RequestPayload<'_>) {
         let request = requests::look(self.req);
         let cookie =
             request.and_then(|request| lock(&self.session.retrievals).remove(&request.unique));

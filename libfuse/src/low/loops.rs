@@ -157,7 +157,7 @@ impl LowSession {
     /// Waits until there is a message, the loop is to end, or a signal has come.
     fn wait_for(&self, port: &LowPort) {
         let wakeup = PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN);
-        if let Some(fd) = port.borrowed() {
+        if let Some(fd) = port.borrow_device() {
             let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN), wakeup], None);
         }
     }
@@ -209,7 +209,7 @@ impl<'a> LoopThreads<'a> {
         let thread = rustix::thread::gettid().as_raw_nonzero().get();
         let waits = Arc::new(AtomicBool::new(false));
         lock(&self.places).insert(thread, Arc::clone(&waits));
-        let own = self.limits.clone_fd.then(|| self.port.cloned()).flatten();
+        let own = self.limits.clone_fd.then(|| self.port.clone_device()).flatten();
         let port = own.unwrap_or_else(|| Arc::clone(&self.port));
         let mut room = MessageRoom::new(self.session.largest_message());
         while !self.session.has_exited() {

@@ -186,7 +186,7 @@ pub unsafe extern "C" fn notify_retrieve(
 pub(crate) struct LowNotifier(Arc<LowSession>);
 
 impl LowNotifier {
-    pub(crate) fn shared(session: &Arc<LowSession>) -> Arc<dyn Notify> {
+    pub(crate) fn new_shared(session: &Arc<LowSession>) -> Arc<dyn Notify> {
         Arc::new(LowNotifier(Arc::clone(session)))
     }
 

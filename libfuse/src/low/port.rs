@@ -88,7 +88,7 @@ impl LowPort {
     }
 
     /// The descriptor, unless a channel of the program has it.
-    pub(crate) fn borrowed(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn borrow_device(&self) -> Option<BorrowedFd<'_>> {
         self.owned.as_ref().map(AsFd::as_fd)
     }
 
@@ -139,7 +139,7 @@ impl LowPort {
     }
 
     /// Another descriptor of the same connection, for a thread of its own.
-    pub fn cloned(&self) -> Option<Arc<LowPort>> {
+    pub fn clone_device(&self) -> Option<Arc<LowPort>> {
         let PortWay::Device = self.way else { return None };
         let clone =
             rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;

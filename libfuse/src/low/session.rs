@@ -184,7 +184,7 @@ impl LowSession {
     }
 
     /// The mount.
-    pub fn mounted(&self) -> Option<Arc<MountedDevice>> {
+    pub fn mounted_device(&self) -> Option<Arc<MountedDevice>> {
         lock(&self.mounted).clone()
     }
 
@@ -200,7 +200,7 @@ impl LowSession {
 
     /// The pointer to the mount, which programs of libfuse 2 have as a channel.
     pub(crate) fn channel(&self) -> *mut c_void {
-        self.mounted().map_or(null_mut(), |mounted| Arc::as_ptr(&mounted).cast_mut().cast())
+        self.mounted_device().map_or(null_mut(), |mounted| Arc::as_ptr(&mounted).cast_mut().cast())
     }
 
     /// Unmounts, and closes the device.
@@ -252,7 +252,7 @@ impl LowSession {
 
     /// Notes that the kernel has ended the mount, and lets the loop end.
     pub(crate) fn end_mount(&self) {
-        if let Some(mounted) = self.mounted() {
+        if let Some(mounted) = self.mounted_device() {
             mounted.note_end();
         }
         self.exit();

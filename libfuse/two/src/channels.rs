@@ -81,7 +81,7 @@ pub unsafe extern "C" fn fuse_session_new(
 pub unsafe extern "C" fn fuse_session_destroy(session: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe {
-        let chan = low::of(session).and_then(|own| own.mounted());
+        let chan = low::of(session).and_then(|own| own.mounted_device());
         low::destroy(session);
         if let Some(chan) = chan {
             fuse_chan_destroy(pointer(&chan));
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn fuse_session_next_chan(
     // SAFETY: the caller's promise.
     let mounted = unsafe {
         let of_paths = handle_of(session).and_then(FuseHandle::mounted_device);
-        of_paths.or_else(|| low::of(session)?.mounted())
+        of_paths.or_else(|| low::of(session)?.mounted_device())
     };
     mounted.filter(|_| chan.is_null()).map_or(null_mut(), |mounted| pointer(&mounted))
 }
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn fuse_chan_destroy(chan: *mut c_void) {
     }
 }
 
-fn remembered(port: Arc<LowPort>, size: usize, data: *mut c_void) -> *mut c_void {
+fn remember_channel(port: Arc<LowPort>, size: usize, data: *mut c_void) -> *mut c_void {
     let made = MountedDevice::without_mount(Arc::clone(&port), size, data);
     let chan = pointer(&remember_mount(made));
     port.set_channel(chan);
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn fuse_chan_new(
     data: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    remembered(unsafe { LowPort::channel(fd, *functions) }, size, data)
+    remember_channel(unsafe { LowPort::channel(fd, *functions) }, size, data)
 }
 
 /// A channel for a device that the program has opened and gives away.
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn fuse_kern_chan_new(fd: c_int) -> *mut c_void {
         return null_mut();
     }
     // SAFETY: the caller's promise.
-    remembered(LowPort::device(unsafe { OwnedFd::from_raw_fd(fd) }), LARGEST, null_mut())
+    remember_channel(LowPort::device(unsafe { OwnedFd::from_raw_fd(fd) }), LARGEST, null_mut())
 }
 
 /// Receives a message. Returns its length, 0 at the end of the session, or a negated error number.

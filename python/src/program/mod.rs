@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
 use crate::errors::errno_of;
-use crate::paths::decoded;
+use crate::paths::decode_name;
 use handles::OpenObjects;
 use values::AttrDefaults;
 
@@ -77,7 +77,7 @@ impl ObjectFileSystem {
 
     fn attributes(&self, path: &[u8], fh: Option<Fh>) -> Result<Attr> {
         self.with("getattr", |py, method| {
-            let found = method.call1((decoded(py, path)?, self.opened.object(py, fh)))?;
+            let found = method.call1((decode_name(py, path)?, self.opened.object(py, fh)))?;
             self.defaults.attr(&found, self.valid_for)
         })
     }
@@ -85,5 +85,5 @@ impl ObjectFileSystem {
 
 /// A path as methods get it.
 fn text<'py>(py: Python<'py>, path: PathRef<'_>) -> PyResult<Bound<'py, PyAny>> {
-    decoded(py, path.as_bytes())
+    decode_name(py, path.as_bytes())
 }

@@ -11,8 +11,8 @@ use pyo3::types::{PyAny, PyBytes};
 
 use super::values::{entry, seconds_of, space};
 use super::{ObjectFileSystem, text};
-use crate::buffers::{HeldBuffer, filled};
-use crate::paths::{decoded, encoded};
+use crate::buffers::{HeldBuffer, fill_bytes};
+use crate::paths::{decode_name, encode_name};
 
 /// The path and the open file of an operand.
 fn parts(target: PathOperand<'_>) -> Result<(PathRef<'_>, Option<defuse_fs::Fh>)> {
@@ -34,7 +34,7 @@ impl PathFileSystem for ObjectFileSystem {
     }
 
     fn readlink(&self, _: &Context<'_>, path: PathRef<'_>) -> Result<Vec<u8>> {
-        self.with("readlink", |py, method| encoded(&method.call1((text(py, path)?,))?))
+        self.with("readlink", |py, method| encode_name(&method.call1((text(py, path)?,))?))
     }
 
     fn mknod(&self, _: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
@@ -65,7 +65,7 @@ impl PathFileSystem for ObjectFileSystem {
         _: &NewNode<'_>,
     ) -> Result<()> {
         self.with("symlink", |py, method| {
-            method.call1((text(py, path)?, decoded(py, target)?)).map(drop)
+            method.call1((text(py, path)?, decode_name(py, target)?)).map(drop)
         })
     }
 
@@ -143,7 +143,7 @@ impl PathFileSystem for ObjectFileSystem {
         let create = if flags.create { libc::XATTR_CREATE } else { 0 };
         let replace = if flags.replace { libc::XATTR_REPLACE } else { 0 };
         self.with("setxattr", |py, method| {
-            let name = decoded(py, name.as_bytes())?;
+            let name = decode_name(py, name.as_bytes())?;
             let value = PyBytes::new(py, value);
             method.call1((text(py, path)?, name, value, create | replace)).map(drop)
         })
@@ -158,7 +158,7 @@ impl PathFileSystem for ObjectFileSystem {
     ) -> Result<Xattr> {
         let (path, _) = parts(target)?;
         let value = self.with("getxattr", |py, method| {
-            let value = method.call1((text(py, path)?, decoded(py, name.as_bytes())?))?;
+            let value = method.call1((text(py, path)?, decode_name(py, name.as_bytes())?))?;
             Ok(HeldBuffer::readable(&value)?.bytes().to_vec())
         })?;
         Xattr::answer(value, room)
@@ -169,7 +169,7 @@ impl PathFileSystem for ObjectFileSystem {
         let names = self.with("listxattr", |py, method| {
             let mut names = Vec::new();
             for name in method.call1((text(py, path)?,))?.try_iter()? {
-                names.extend_from_slice(&encoded(&name?)?);
+                names.extend_from_slice(&encode_name(&name?)?);
                 names.push(0);
             }
             Ok(names)
@@ -185,7 +185,7 @@ impl PathFileSystem for ObjectFileSystem {
     ) -> Result<()> {
         let (path, _) = parts(target)?;
         self.with("removexattr", |py, method| {
-            method.call1((text(py, path)?, decoded(py, name.as_bytes())?)).map(drop)
+            method.call1((text(py, path)?, decode_name(py, name.as_bytes())?)).map(drop)
         })
     }
 
@@ -243,7 +243,7 @@ impl PathFileSystem for ObjectFileSystem {
         let len = data.remaining();
         self.with("write", |py, method| {
             let mut taken = Ok(0);
-            let bytes = filled(py, len, |room| {
+            let bytes = fill_bytes(py, len, |room| {
                 taken = data.take(room);
                 Ok(*taken.as_ref().unwrap_or(&0))
             })?;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyTuple};
 
 use crate::attributes::{nanoseconds, seconds};
-use crate::paths::encoded;
+use crate::paths::encode_name;
 
 /// The values of attributes that a file system leaves out.
 pub struct AttrDefaults {
@@ -101,9 +101,9 @@ pub fn entry(
     kind_of: impl FnOnce(&[u8]) -> defuse_fs::Result<FileKind>,
 ) -> PyResult<Option<PathDirEntry>> {
     let Ok(tuple) = item.cast::<PyTuple>() else {
-        return named(encoded(item)?, None, kind_of);
+        return make_entry(encode_name(item)?, None, kind_of);
     };
-    let name = encoded(&tuple.get_item(0)?)?;
+    let name = encode_name(&tuple.get_item(0)?)?;
     let about = tuple.get_item(1).ok().filter(|about| !about.is_none());
     let mode: Option<u32> = match about {
         None => None,
@@ -112,10 +112,10 @@ pub fn entry(
             Err(_) => field(&about, "st_mode")?.map(|mode| mode.extract()).transpose()?,
         },
     };
-    named(name, mode.and_then(FileKind::from_mode), kind_of)
+    make_entry(name, mode.and_then(FileKind::from_mode), kind_of)
 }
 
-fn named(
+fn make_entry(
     name: Vec<u8>,
     kind: Option<FileKind>,
     kind_of: impl FnOnce(&[u8]) -> defuse_fs::Result<FileKind>,
