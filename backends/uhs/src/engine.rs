@@ -8,6 +8,7 @@
 mod commit;
 mod compact;
 mod data;
+mod data_groups;
 mod direct;
 mod figures;
 mod files;
@@ -33,7 +34,7 @@ use crate::UhsOptions;
 use crate::commit::CommitRules;
 use crate::content::{BlockPool, INODE_MEMORY, SharedContent};
 use crate::format::superblock::PADDED_RECORDS;
-use crate::group::{self, GroupLock, GroupReadGuard, SyncedFiles};
+use crate::group::{self, ClosePlan, ClosedChanges, GroupLock, GroupReadGuard};
 use crate::io::BlockIo;
 use crate::load;
 use crate::locks::lock;
@@ -42,6 +43,7 @@ use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_wit
 use commit::PendingGroups;
 pub(crate) use commit::SyncScope;
 use compact::Compaction;
+use data_groups::DataGroups;
 use figures::ReadCounters;
 use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
@@ -50,7 +52,7 @@ use sync_rounds::SyncRounds;
 use write_behind::WriteBehind;
 
 /// Only this process changes the file system, so answers stay valid until it sends a notification.
-const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Contents that are looked at when one more is listed.
 const LOOKS: usize = 4;
@@ -73,8 +75,10 @@ pub(crate) struct UhsEngine {
     gate: GroupLock,
     store: EngineSlots,
     /// Groups are closed and written one after the other: pages that are in two groups are written twice, in the order
-    /// of the groups.
-    writing: Mutex<()>,
+    /// of the groups. Data groups are the exception.
+    writing: Mutex<DataGroups>,
+    /// A data group is over.
+    data_group_over: Condvar,
     rounds: SyncRounds,
     waiting: Mutex<PendingGroups>,
     line: Mutex<BlockingQueue>,
@@ -124,10 +128,13 @@ pub(crate) fn make(
     let pool = Arc::new(BlockPool::new(load::space(&survey.superblock)));
     let gate = GroupLock::new(CommitRules::ALL.full_group);
     let names = NameStore::empty(Arc::clone(&pool), &gate.enter(), root);
-    let batch = names
-        .and_then(|names| group::close(&gate.close(), &names, &pool, &SyncedFiles::All, false));
-    let batch = batch.map_err(|_| StoreError::Full)?;
-    let group = store.commit(store.take_turn(), batch.changes, true, &mut |_, _| None)?;
+    let closed =
+        names.and_then(|names| group::close(&gate.close(), &names, &pool, ClosePlan::WHOLE));
+    let changes = match closed {
+        Ok(ClosedChanges::Batches(batch, _)) => batch.changes,
+        Ok(ClosedChanges::Overtakes) | Err(_) => return Err(StoreError::Full),
+    };
+    let group = store.commit(store.take_turn(), changes, true, &mut |_, _| None)?;
     store.sync(group)
 }
 
@@ -189,6 +196,7 @@ impl UhsEngine {
             pool,
             store,
             writing: Mutex::default(),
+            data_group_over: Condvar::new(),
             rounds: SyncRounds::default(),
             waiting: Mutex::default(),
             line: Mutex::new(line),

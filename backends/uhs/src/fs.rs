@@ -19,7 +19,7 @@ use defuse_fs::{
 };
 
 use crate::commit::CommitRules;
-use crate::engine::{SubmissionThreads, SyncScope, UhsEngine, is_direct};
+use crate::engine::{SubmissionThreads, UhsEngine, VALID_FOR, is_direct};
 use crate::format::BLOCK;
 use crate::group::GroupReadGuard;
 use crate::names::{InodeCreation, LoadProblem, NameStore};
@@ -276,7 +276,9 @@ fn carry_out(engine: &UhsEngine, mut io: Io) {
             io.finish(written);
         }
         IoOp::Fsync { file, .. } => io.finish(engine.sync_file(file.ino.0).map(|()| 0)),
-        IoOp::Fsyncdir { .. } => io.finish(engine.commit(SyncScope::Everything).map(|()| 0)),
+        IoOp::Fsyncdir { dir, datasync } => {
+            io.finish(engine.sync_directory(dir.ino.0, datasync).map(|()| 0));
+        }
         IoOp::Syncfs => io.finish(engine.sync_all().map(|()| 0)),
     }
 }
@@ -306,11 +308,16 @@ impl FileSystem for Uhs {
             kill_suidgid: true,
             open_truncates: true,
             locks: LockSupport::Either,
+            negative_valid_for: VALID_FOR,
             decides_on_names: true,
             delays_changes: true,
             of_one_process: true,
             ..Caps::default()
         }
+    }
+
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
+        self.engine.frontends().missing(origin)
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -650,8 +657,8 @@ impl FileSystem for Uhs {
         Ok(())
     }
 
-    fn fsyncdir(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
-        self.engine.commit(SyncScope::Everything)
+    fn fsyncdir(&self, _: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        self.engine.sync_directory(dir.ino.0, datasync)
     }
 
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {

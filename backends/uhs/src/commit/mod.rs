@@ -49,6 +49,12 @@ pub(crate) struct CommitRules {
     pub(crate) data_is_first: bool,
     /// A group waits for data that was begun before it closed.
     pub(crate) groups_wait_for_early: bool,
+    /// A group that frees blocks waits for data that was begun to be written there.
+    pub(crate) lost_blocks_wait_for_early: bool,
+    /// A data group is overtaken only by groups that write none of its inodes.
+    pub(crate) data_groups_keep_order: bool,
+    /// A sync of a file waits for the data group that has it.
+    pub(crate) syncs_wait_for_data_groups: bool,
     /// A block that a group freed is used again only when the group is durable.
     pub(crate) blocks_wait_for_group: bool,
     /// The end of a file that was cut becomes zeros in another block.
@@ -94,6 +100,9 @@ impl CommitRules {
         tables_come_first: true,
         data_is_first: true,
         groups_wait_for_early: true,
+        lost_blocks_wait_for_early: true,
+        data_groups_keep_order: true,
+        syncs_wait_for_data_groups: true,
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,

@@ -19,11 +19,18 @@ struct BatchState {
     /// Open batches of groups, and early batches that the device refused.
     groups: BTreeSet<u64>,
     early: BTreeSet<u64>,
+    /// Early batches of files that have given up blocks since the last group.
+    of_lost_blocks: BTreeSet<u64>,
     /// An early batch has begun, or something else was written, since the last group began.
     has_early: bool,
 }
 
 impl BatchState {
+    fn begin(&mut self) -> u64 {
+        self.newest += 1;
+        self.newest
+    }
+
     /// The newest batch that is on the device together with all earlier batches.
     fn newest_written(&self) -> u64 {
         let open = self.groups.first().into_iter().chain(self.early.first()).min();
@@ -36,11 +43,10 @@ impl BatchTracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the batch of a group that begins, and true if early batches belong to that group.
+    /// The number of the batch of a group that begins, and true if something was written before the group.
     pub(super) fn begin(&self) -> (u64, bool) {
         let mut state = self.lock();
-        state.newest += 1;
-        let number = state.newest;
+        let number = state.begin();
         state.groups.insert(number);
         (number, std::mem::take(&mut state.has_early))
     }
@@ -48,8 +54,7 @@ impl BatchTracker {
     /// The number of a batch that begins before its group.
     pub(super) fn begin_early(&self) -> u64 {
         let mut state = self.lock();
-        state.newest += 1;
-        let number = state.newest;
+        let number = state.begin();
         state.early.insert(number);
         state.has_early = true;
         number
@@ -58,6 +63,18 @@ impl BatchTracker {
     /// Records that something else was written before the group that begins next.
     pub(super) fn precede(&self) {
         self.lock().has_early = true;
+    }
+
+    /// Makes the group that begins next wait for early batches: their file has given up blocks.
+    pub(super) fn await_early(&self, early: &BTreeSet<u64>) {
+        let mut state = self.lock();
+        let BatchState { early: open, of_lost_blocks, .. } = &mut *state;
+        of_lost_blocks.extend(early.iter().filter(|number| open.contains(number)));
+    }
+
+    /// The early batches of files that have given up blocks since the last call.
+    pub(super) fn take_awaited(&self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.lock().of_lost_blocks)
     }
 
     /// Records that the device has refused an early batch: its group writes the pages.
@@ -74,18 +91,20 @@ impl BatchTracker {
         self.written.store(state.newest_written(), Ordering::Release);
     }
 
-    /// Records that the batch of a group is on the device, and all batches before it: the group has waited for early
-    /// batches.
-    pub(super) fn record_group_write(&self, number: u64) {
+    /// Records that these batches of a group are on the device: its own, and the early ones for which it has waited.
+    pub(super) fn record_group_write(&self, numbers: &BTreeSet<u64>) {
         let mut state = self.lock();
-        state.groups = state.groups.split_off(&(number + 1));
-        state.early = state.early.split_off(&(number + 1));
+        for number in numbers {
+            state.groups.remove(number);
+            state.early.remove(number);
+        }
         self.written.store(state.newest_written(), Ordering::Release);
     }
 
-    /// True while an early batch before `number` may be in flight.
-    pub(super) fn has_early(&self, number: u64) -> bool {
-        self.lock().early.first().is_some_and(|first| *first < number)
+    /// True while one of these early batches may be in flight.
+    pub(super) fn has_early(&self, numbers: &BTreeSet<u64>) -> bool {
+        let state = self.lock();
+        numbers.iter().any(|number| state.early.contains(number))
     }
 
     /// The newest batch that is on the device together with all earlier batches.
@@ -107,28 +126,53 @@ mod tests {
         let later = batches.begin_early();
         batches.record_early_write(second);
         assert_eq!(batches.newest_written(), 0);
-        assert!(batches.has_early(group));
+        assert!(batches.has_early(&BTreeSet::from([first, second])));
         batches.record_early_write(first);
         assert_eq!(batches.newest_written(), second);
-        assert!(!batches.has_early(group) && batches.has_early(later + 1));
+        assert!(!batches.has_early(&BTreeSet::from([first, second])));
+        assert!(batches.has_early(&BTreeSet::from([later])));
         batches.record_early_write(later);
         assert_eq!(batches.newest_written(), second, "the group is in flight");
-        batches.record_group_write(group);
+        batches.record_group_write(&BTreeSet::from([group]));
         assert_eq!(batches.newest_written(), later);
+    }
+
+    #[test]
+    fn a_group_that_is_overtaken_stays_open() {
+        let batches = BatchTracker::default();
+        let (slow, early) = (batches.begin().0, batches.begin_early());
+        let (fast, _) = batches.begin();
+        batches.record_group_write(&BTreeSet::from([fast]));
+        assert_eq!(batches.newest_written(), 0);
+        batches.record_group_write(&BTreeSet::from([slow]));
+        assert_eq!(batches.newest_written(), slow);
+        batches.record_early_write(early);
+        assert_eq!(batches.newest_written(), fast);
     }
 
     // A batch that the device refused stays until the group has found another place for its pages.
     #[test]
-    fn a_group_ends_what_was_left_before_it() {
+    fn a_group_ends_its_early_batches() {
         let batches = BatchTracker::default();
         let (refused, written) = (batches.begin_early(), batches.begin_early());
         let ((first, has_early), (again, has_more)) = (batches.begin(), batches.begin());
         assert!(has_early && !has_more);
+        let all = BTreeSet::from([refused, written]);
         batches.defer_to_group(refused);
-        assert!(batches.has_early(first), "the other one is in flight");
+        assert!(batches.has_early(&all), "the other one is in flight");
         batches.record_early_write(written);
-        assert!(!batches.has_early(first) && batches.newest_written() < refused);
-        batches.record_group_write(again);
+        assert!(!batches.has_early(&all) && batches.newest_written() < refused);
+        batches.record_group_write(&BTreeSet::from([refused, first, again]));
         assert_eq!(batches.newest_written(), again);
+    }
+
+    #[test]
+    fn the_next_group_waits_for_early_batches_of_blocks_that_were_given_up() {
+        let batches = BatchTracker::default();
+        let (written, early) = (batches.begin_early(), batches.begin_early());
+        batches.record_early_write(written);
+        batches.await_early(&BTreeSet::from([written, early]));
+        assert_eq!(batches.take_awaited(), BTreeSet::from([early]));
+        assert!(batches.take_awaited().is_empty());
     }
 }

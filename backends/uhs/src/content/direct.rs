@@ -263,7 +263,12 @@ impl FileContent {
 
     /// Gives up blocks that the file no longer has, once no device overwrites them.
     pub(super) fn give_up(&mut self, pool: &BlockPool, runs: Vec<BlockRun>) {
-        self.lost_blocks |= !runs.is_empty();
+        if runs.is_empty() {
+            return;
+        }
+        self.lost_blocks = true;
+        // Others may take the blocks when the group is durable, so that no write may be in flight then.
+        pool.await_early(&self.early_batches);
         let flights = &self.direct.flights;
         if flights.is_empty() {
             return pool.give_up(runs);

@@ -11,6 +11,9 @@ use super::{BlockPool, FileContent};
 /// Frames of one run of new pages at most: 64 KiB, so that a page that stays keeps few others.
 pub(crate) const RUN: usize = 16;
 
+/// Frames of the region for records that are written.
+const RECORDS: u32 = 256;
+
 /// Frames that writes and reads have beside the cache.
 const SPARE: usize = 1024;
 
@@ -37,26 +40,6 @@ impl PageFrame {
         runs.flat_map(|run| {
             (0..run.count() as u16).map(move |at| PageFrame { run: Arc::clone(&run), at })
         })
-    }
-
-    /// Frames of their own memory with these blocks.
-    ///
-    /// # Errors
-    ///
-    /// Fails with the errors of [`MemoryRegion::new`].
-    pub(crate) fn copies<'a>(
-        blocks: impl ExactSizeIterator<Item = &'a [u8]>,
-    ) -> defuse_block::Result<Vec<PageFrame>> {
-        if blocks.len() == 0 {
-            return Ok(Vec::new());
-        }
-        let region = MemoryRegion::new(blocks.len() as u32)?;
-        let copy = |block: &[u8]| {
-            let mut run = region.take(1).ok_or(defuse_block::Errno::NOMEM)?;
-            run.copy_from_slice(block);
-            Ok(PageFrame { run: Arc::new(run), at: 0 })
-        };
-        blocks.map(copy).collect()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -209,6 +192,40 @@ impl BlockPool {
                 return None;
             }
         }
+    }
+
+    /// Frames with these blocks of records, in memory of their own: a group needs them when the cache has none.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the errors of [`MemoryRegion::new`].
+    pub(crate) fn frames_of_records(
+        &self,
+        blocks: &[(u64, [u8; FRAME])],
+    ) -> defuse_block::Result<Vec<PageFrame>> {
+        let mut frames = Vec::with_capacity(blocks.len());
+        for part in blocks.chunks(RUN) {
+            let mut run = self.record_frames(part.len() as u32)?;
+            for ((_, bytes), out) in part.iter().zip(run.chunks_mut(FRAME)) {
+                out.copy_from_slice(bytes);
+            }
+            frames.extend(PageFrame::split_run(run));
+        }
+        Ok(frames)
+    }
+
+    /// A run of frames for records: of a region that is kept, or else of a new one.
+    fn record_frames(&self, count: u32) -> defuse_block::Result<FrameRun> {
+        let new = MemoryRegion::new;
+        let mut kept = self.records_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.is_none() {
+            *kept = Some(new(RECORDS)?);
+        }
+        if let Some(run) = kept.as_ref().and_then(|region| region.take(count)) {
+            return Ok(run);
+        }
+        drop(kept);
+        new(count.next_power_of_two())?.take(count).ok_or(defuse_block::Errno::NOMEM)
     }
 
     /// Adds the frames of `wanted` to a supply. False if there is no memory.

@@ -40,7 +40,7 @@ mod tree;
 mod write_errors;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -85,6 +85,8 @@ pub(crate) struct FileContent {
     placed: Vec<Range<u64>>,
     /// Pages that were written early since then, before the group that records their blocks.
     early: Vec<Range<u64>>,
+    /// The batches of these pages.
+    early_batches: BTreeSet<u64>,
     /// The blocks of pages that could not be written there, and that the group writes elsewhere.
     replaced: BTreeMap<u64, u64>,
     /// Stuck pages were given up, and no caller has received the error yet.
@@ -160,14 +162,14 @@ impl FileContent {
         ContentSummary { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
-    /// True if the group may leave the data to the next one: it is much, and the inode on the device has no block that
-    /// others may take when the group is durable.
-    pub(crate) fn may_wait(&self, rules: CommitRules) -> bool {
+    /// True if the group may leave the data to the next one: it has so many pages at least, and the inode on the device
+    /// has no block that others may take when the group is durable.
+    pub(crate) fn may_wait(&self, rules: CommitRules, least: usize) -> bool {
         let early: u64 = self.early.iter().map(|run| run.end - run.start).sum();
         let pages = self.dirty.len() + early as usize;
         let keeps = !self.lost_blocks || !rules.lost_blocks_do_not_wait;
         let is_whole = self.stuck.is_empty() && self.replaced.is_empty() && !self.is_shifting();
-        pages >= rules.waiting_pages && keeps && is_whole
+        pages >= least && keeps && is_whole
     }
 
     /// Gives up all blocks and pages.
@@ -176,6 +178,7 @@ impl FileContent {
         self.stop_growing(pool);
         self.end_records(pool);
         self.early.clear();
+        self.early_batches.clear();
         self.data = InodeData::Nothing;
         self.size = 0;
         self.ended = true;

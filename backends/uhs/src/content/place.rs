@@ -1,5 +1,6 @@
 //! Blocks for the pages that a group writes, and for the records that locate them.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use defuse_fs::{Errno, Result};
@@ -93,11 +94,17 @@ impl FileContent {
             return Err(errno);
         }
         self.early.extend(self.placed.drain(before..));
+        self.early_batches.insert(batch);
         self.promised.take_out(pages.clone());
         self.dirty.take_out(pages);
         self.record_placed(all.len());
         pool.forget_pages(all.len(), 0);
         Ok((batch, data))
+    }
+
+    /// The early batches of pages that the closing group records.
+    pub(crate) fn take_early_batches(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.early_batches)
     }
 
     /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode changed.

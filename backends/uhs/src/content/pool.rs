@@ -1,8 +1,10 @@
 //! The blocks and the memory that all contents share. No other lock is taken under its locks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use defuse_block::MemoryRegion;
 
 use super::batches::BatchTracker;
 use super::frames::FrameCache;
@@ -64,6 +66,8 @@ pub(crate) struct BlockPool {
     /// Files may have blocks ahead. Changes under the lock of the space.
     has_ahead: AtomicBool,
     memory: OnceLock<FrameCache>,
+    /// Memory for records that groups write, once they have written some.
+    pub(super) records_memory: Mutex<Option<Arc<MemoryRegion>>>,
     rules: OnceLock<CommitRules>,
     /// Promises that are kept before all are refused.
     #[cfg(test)]
@@ -91,6 +95,7 @@ impl BlockPool {
             has_trees: AtomicBool::new(false),
             has_ahead: AtomicBool::new(false),
             memory: OnceLock::new(),
+            records_memory: Mutex::default(),
             rules: OnceLock::new(),
             #[cfg(test)]
             refused_after: AtomicU64::new(u64::MAX),
@@ -372,7 +377,7 @@ impl BlockPool {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// The number of the batch of a group that begins, and true where pages of the group were written early.
+    /// The number of the batch of a group that begins, and true where something was written before it.
     pub(crate) fn next_batch(&self) -> (u64, bool) {
         self.batches.begin()
     }
@@ -397,14 +402,26 @@ impl BlockPool {
         self.batches.defer_to_group(batch);
     }
 
-    /// Records that the pages of a group are on the device, and the pages of all batches before it.
-    pub(crate) fn record_group_write(&self, batch: u64) {
-        self.batches.record_group_write(batch);
+    /// Records that the pages of these batches of a group are on the device.
+    pub(crate) fn record_group_write(&self, batches: &BTreeSet<u64>) {
+        self.batches.record_group_write(batches);
     }
 
-    /// True while a batch that was begun early, before `batch`, may be in flight.
-    pub(crate) fn has_early(&self, batch: u64) -> bool {
-        self.batches.has_early(batch)
+    /// True while one of these batches, which were begun early, may be in flight.
+    pub(crate) fn has_early(&self, batches: &BTreeSet<u64>) -> bool {
+        self.batches.has_early(batches)
+    }
+
+    /// Makes the closing group wait for early batches of a file that gives up blocks.
+    pub(super) fn await_early(&self, batches: &BTreeSet<u64>) {
+        if !batches.is_empty() && self.rules().lost_blocks_wait_for_early {
+            self.batches.await_early(batches);
+        }
+    }
+
+    /// The early batches for which the closing group waits, beside those of its own files.
+    pub(crate) fn take_awaited(&self) -> BTreeSet<u64> {
+        self.batches.take_awaited()
     }
 
     /// The newest batch for which its pages, and the pages of all earlier batches, are on the device.

@@ -9,13 +9,14 @@ use std::time::Duration;
 use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
+use super::data_groups::WriteTurn;
 use super::sync_rounds::SyncRound;
 use super::{EngineSlots, UhsEngine};
 use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
 use crate::format::snapshot::SnapshotEntry;
-use crate::group::{self, CommitBatch, SyncedFiles};
+use crate::group::{self, ClosePlan, ClosedChanges, CommitBatch, SyncedFiles};
 use crate::locks::lock;
 use crate::names::SnapshotWriter;
 use crate::space::BlockRun;
@@ -34,12 +35,22 @@ pub(crate) enum SyncScope {
     File(u64),
     /// Everything but times of directories that come from their entries after a crash.
     Changes,
+    /// As `Changes`, or what others write meanwhile: the caller needs memory.
+    Memory,
     Everything,
 }
 
 /// All that waits until groups are durable.
 #[derive(Default)]
 pub(super) struct PendingGroups(BTreeMap<u64, PendingGroup>);
+
+/// A group whose slots are in flight, or were written.
+pub(super) struct WrittenGroups {
+    group: u64,
+    pub(super) slots: Option<GroupWrite>,
+    /// The ordinal of the data group that was divided from it.
+    data_group: Option<u64>,
+}
 
 #[derive(Default)]
 struct PendingGroup {
@@ -71,7 +82,7 @@ impl UhsEngine {
         let of_round = match extent {
             SyncScope::File(ino) => Some(Some(ino)),
             SyncScope::Changes => Some(None),
-            SyncScope::Everything => None,
+            SyncScope::Everything | SyncScope::Memory => None,
         };
         if let Some(ino) = of_round {
             round = self.rounds.join(ino)?;
@@ -79,20 +90,34 @@ impl UhsEngine {
                 return Ok(());
             }
         }
-        let writing = lock(&self.writing);
+        let mut turn = self.take_write_turn();
         store.wait_for_room(IN_FLIGHT);
         // Only one caller has received the error of an earlier failure, but the changes of all may be lost.
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
         let wanted = round.as_mut().map_or(SyncedFiles::All, SyncRound::close);
-        if extent == SyncScope::Everything {
-            self.write_times(store, purpose)?;
+        let waits = self.rules.syncs_wait_for_data_groups;
+        let waited = turn.wait_for_data_group(store, |_, inos| waits && wanted.meets(inos));
+        let waited = waited.map_err(|error| self.fail(&error))?;
+        if self.is_read_only() {
+            return Err(Errno::EIO);
         }
-        let (group, slots) = self.write_running(store, &wanted, purpose)?;
-        drop(writing);
-        if let Some(slots) = slots {
+        if waited && extent == SyncScope::Memory {
+            return Ok(());
+        }
+        if extent == SyncScope::Everything {
+            self.write_times(store, &mut turn, purpose)?;
+        }
+        let written = self.write_running(store, &mut turn, &wanted, purpose)?;
+        drop(turn);
+        let mut group = written.group;
+        if let Some(slots) = written.slots {
             store.finish(slots).map_err(|error| self.fail(&error))?;
+        }
+        if let Some(ordinal) = written.data_group {
+            self.finish_data_group(store, ordinal).map_err(|error| self.fail(&error))?;
+            group = store.newest_group();
         }
         store.sync(group).map_err(|error| self.fail(&error))?;
         self.release(group);
@@ -102,20 +127,20 @@ impl UhsEngine {
         Ok(())
     }
 
-    /// Writes all changes made so far, but of data only that of `wanted` files. Returns the number of the newest group,
-    /// and its slots if they are in flight.
-    fn write_running(
+    /// Writes all changes made so far, but of data only that of `wanted` files.
+    pub(super) fn write_running(
         &self,
         store: &InodeStore,
+        turn: &mut WriteTurn<'_>,
         wanted: &SyncedFiles,
         purpose: QueuePurpose,
-    ) -> Result<(u64, Option<GroupWrite>)> {
+    ) -> Result<WrittenGroups> {
         self.pending.store(false, Ordering::Relaxed);
         self.list_stuck();
         let group = match self.gate.has_changes() {
-            true => self.begin_group(store, wanted, true, purpose),
+            true => self.begin_group(store, turn, wanted, (true, purpose)),
             // Threads that wrote before this one have closed their groups, so that these have numbers.
-            false => Ok((store.newest_group(), None)),
+            false => Ok(WrittenGroups { group: store.newest_group(), slots: None, data_group: None }),
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;
@@ -124,13 +149,18 @@ impl UhsEngine {
     }
 
     /// Adds all directories whose times wait to groups, none of which is larger than other groups.
-    fn write_times(&self, store: &InodeStore, purpose: QueuePurpose) -> Result<()> {
+    fn write_times(
+        &self,
+        store: &InodeStore,
+        turn: &mut WriteTurn<'_>,
+        purpose: QueuePurpose,
+    ) -> Result<()> {
         let dirs = self.names.take_waiting();
         let mut parts = dirs.chunks(self.gate.full()).peekable();
         while let Some(part) = parts.next() {
             self.names.write_times(&self.gate.enter(), part);
             if parts.peek().is_some() {
-                let written = self.write_group(store, false, purpose);
+                let written = self.write_group(store, turn, purpose);
                 written.map_err(|error| self.fail(&error))?;
             }
         }
@@ -213,53 +243,81 @@ impl UhsEngine {
     /// Writes the running group because it has as many inodes as a group may have.
     pub(super) fn write_full_group(&self) {
         let EngineSlots::Store(store) = &self.store else { return };
-        let _writing = lock(&self.writing);
+        let mut turn = self.take_write_turn();
         // Another thread may have written the group meanwhile.
         if self.gate.is_full()
             && !self.is_read_only()
-            && let Err(error) = self.write_group(store, false, QueuePurpose::Caller)
+            && let Err(error) = self.write_group(store, &mut turn, QueuePurpose::Caller)
         {
             self.fail(&error);
         }
     }
 
-    /// Closes the running group and writes it.
+    /// Closes the running group and writes it, but for data that may wait.
     fn write_group(
         &self,
         store: &InodeStore,
-        now: bool,
+        turn: &mut WriteTurn<'_>,
         purpose: QueuePurpose,
     ) -> Result<u64, StoreError> {
-        match self.begin_group(store, &SyncedFiles::All, now, purpose)? {
-            (_, Some(slots)) => store.finish(slots),
-            (group, None) => Ok(group),
-        }
+        let written = self.begin_group(store, turn, &SyncedFiles::default(), (false, purpose))?;
+        written.slots.map_or(Ok(written.group), |slots| store.finish(slots))
     }
 
-    /// Closes the running group, writes its data, and begins to write its slots. Returns its number. With `now`, a sync
-    /// follows: data that is one run is then written through. That is one operation of the device where write and flush
-    /// are two, and syncs that begin meanwhile share the next one.
+    /// Closes the running group, writes its data, and begins to write its slots. Data of a group of its own is left for
+    /// [`finish_data_group`](UhsEngine::finish_data_group). With `now`, a sync follows: data that is one run is then
+    /// written through. That is one operation of the device where write and flush are two, and syncs that begin
+    /// meanwhile share the next one.
     fn begin_group(
         &self,
         store: &InodeStore,
+        turn: &mut WriteTurn<'_>,
         wanted: &SyncedFiles,
-        now: bool,
-        purpose: QueuePurpose,
-    ) -> Result<(u64, Option<GroupWrite>), StoreError> {
-        if !self.rules.blocks_wait_for_group {
-            self.pool.release(&self.pool.take_abandoned());
-        }
-        if self.pool.needs_durable() {
-            let newest = store.newest_group();
-            store.sync(newest)?;
-            self.release(newest);
-        }
-        let batch = group::close(&self.gate.close(), &self.names, &self.pool, wanted, !now);
-        let mut batch = batch.map_err(|_| StoreError::Full)?;
+        (now, purpose): (bool, QueuePurpose),
+    ) -> Result<WrittenGroups, StoreError> {
+        let (mut batch, mut data_group) = loop {
+            if !self.rules.blocks_wait_for_group {
+                self.pool.release(&self.pool.take_abandoned());
+            }
+            if self.pool.needs_durable() {
+                // The blocks that the data group gives up may be needed, too.
+                turn.wait_for_data_group(store, |_, _| true)?;
+                let newest = store.newest_group();
+                store.sync(newest)?;
+                self.release(newest);
+            }
+            let (busy, divides) = (turn.busy(), turn.may_divide());
+            let plan = ClosePlan { wanted, busy, divides, skips_stuck: !now };
+            let closed = group::close(&self.gate.close(), &self.names, &self.pool, plan);
+            match closed.map_err(|_| StoreError::Full)? {
+                ClosedChanges::Batches(batch, data_group) => break (batch, data_group),
+                ClosedChanges::Overtakes => turn.wait_for_data_group(store, |_, _| true)?,
+            };
+            if self.is_read_only() {
+                return Err(StoreError::Failed);
+            }
+        };
         if batch.waiting > 0 {
             self.has_changes();
         }
         (batch.purpose, batch.now) = (purpose, now);
+        let (group, slots) = self.begin_closed(store, &mut batch, (None, &mut data_group))?;
+        let data_group = data_group.map(|mut data_group| {
+            (data_group.purpose, data_group.now) = (purpose, true);
+            turn.add(data_group)
+        });
+        Ok(WrittenGroups { group, slots, data_group })
+    }
+
+    /// Writes the data of a closed group, and begins to write its slots. `lost` are the blocks that could not be written,
+    /// if the data has been written. The data group that was divided from it becomes a part of it if data is lost.
+    /// Returns its number, and its slots if they are in flight.
+    pub(super) fn begin_closed(
+        &self,
+        store: &InodeStore,
+        batch: &mut CommitBatch,
+        (lost, data_group): (Option<Vec<u64>>, &mut Option<Box<CommitBatch>>),
+    ) -> Result<(u64, Option<GroupWrite>), StoreError> {
         self.scattered.add(&batch.scattered);
         let mut stored = Vec::new();
         let units = &mut |wanted, need| match need {
@@ -267,7 +325,9 @@ impl UhsEngine {
             UnitUse::MoreSlots => self.pool.take_more_units(wanted),
             UnitUse::Runs => self.pool.take_spare_units(wanted),
         };
-        let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
+        let now = batch.now;
+        let data = (lost, data_group);
+        let written = self.write_before(store, batch, &mut stored, data).and_then(|()| {
             store.begin_group(store.take_turn(), std::mem::take(&mut batch.changes), now, units)
         });
         let (slots, chunks) = store.slots();
@@ -292,18 +352,24 @@ impl UhsEngine {
         store: &InodeStore,
         batch: &mut CommitBatch,
         stored: &mut Vec<(u64, DiskInode)>,
+        (mut lost, data_group): (Option<Vec<u64>>, &mut Option<Box<CommitBatch>>),
     ) -> Result<(), StoreError> {
         for round in 0..DATA_TRIES {
             stored.extend(self.add_stored(batch)?);
-            let lost = self.write_data(store, batch)?;
+            let lost = lost.take().map_or_else(|| self.write_data(store, batch), Ok)?;
             if lost.is_empty() {
                 self.has_written(&batch.contents, round > 0);
                 return Ok(());
             }
             self.lose(&batch.contents, &lost, round > 0);
-            let all = &SyncedFiles::All;
-            let since = group::close(&self.gate.close(), &self.names, &self.pool, all, true);
-            batch.extend(since.map_err(|_| StoreError::Full)?);
+            let data = data_group.take().map_or_else(Vec::new, |group| batch.absorb(*group));
+            let plan = ClosePlan { skips_stuck: true, ..ClosePlan::WHOLE };
+            let since = group::close(&self.gate.close(), &self.names, &self.pool, plan);
+            match since.map_err(|_| StoreError::Full)? {
+                ClosedChanges::Batches(since, _) => batch.extend(*since),
+                ClosedChanges::Overtakes => return Err(StoreError::Failed),
+            }
+            batch.add_older_data(data);
         }
         Err(device_error("write data")(defuse_block::Errno::IO))
     }

@@ -1,6 +1,5 @@
 //! The bytes of files: between callers, memory and the device.
 
-use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use crate::space::BlockRun;
 use crate::store::{InodeStore, StoreError, device_error};
 
 /// The most commits that an operation waits for to get memory.
-const PATIENCE: usize = 8;
+const PATIENCE: usize = 16;
 
 /// Bytes of a copy at most, so that it ends soon.
 const LONGEST_COPY: u64 = 64 << 20;
@@ -182,7 +181,7 @@ impl UhsEngine {
         // Writers that are faster than the device wait for it. The committing thread begins earlier.
         let dirty = self.pool.dirty();
         if dirty > self.options.dirty_pages {
-            self.commit(SyncScope::Changes)?;
+            self.commit(SyncScope::Memory)?;
         } else if dirty > self.options.dirty_pages / 2 {
             self.commit_soon();
         }
@@ -329,7 +328,7 @@ impl UhsEngine {
             if self.pool.supply(wanted, supply) {
                 return Ok(());
             }
-            self.commit(SyncScope::Changes)?;
+            self.commit(SyncScope::Memory)?;
         }
         Err(Errno::ENOMEM)
     }
@@ -352,7 +351,7 @@ impl UhsEngine {
             if let Some(frames) = self.pool.frames(count) {
                 return Ok(frames);
             }
-            self.commit(SyncScope::Changes)?;
+            self.commit(SyncScope::Memory)?;
         }
         Err(Errno::ENOMEM)
     }
@@ -389,13 +388,12 @@ impl UhsEngine {
         store: &InodeStore,
         batch: &mut CommitBatch,
     ) -> std::result::Result<Vec<u64>, StoreError> {
-        if batch.has_early && self.rules.groups_wait_for_early {
-            let refused = self.finish_behind(batch.number);
-            // Pages that were changed again have newer bytes.
-            let newer: HashSet<u64> = batch.data.iter().map(|(block, _)| *block).collect();
-            batch.data.extend(refused.into_iter().filter(|(block, _)| !newer.contains(block)));
+        let has_early = batch.has_early || !batch.early.is_empty();
+        if has_early && self.rules.groups_wait_for_early {
+            let refused = self.finish_behind(&batch.early);
+            batch.add_older_data(refused);
         } else if batch.data.is_empty() {
-            self.pool.record_group_write(batch.number);
+            self.pool.record_group_write(&batch.numbers());
             return Ok(Vec::new());
         }
         let write = |data: &mut [(u64, PageFrame)], durable| {
@@ -403,7 +401,7 @@ impl UhsEngine {
         };
         // Pages that were written early need a flush.
         let first = self.rules.data_is_first;
-        let through = first && batch.now && !batch.has_early && self.io.writes_through(&batch.data);
+        let through = first && batch.now && !has_early && self.io.writes_through(&batch.data);
         let failures = match batch.data.is_empty() {
             true => Vec::new(),
             false => write(&mut batch.data, through)?,
@@ -430,7 +428,7 @@ impl UhsEngine {
         if !lost.is_empty() {
             return Ok(lost);
         }
-        self.pool.record_group_write(batch.number);
+        self.pool.record_group_write(&batch.numbers());
         if first && !is_durable {
             store.flush()?;
         }

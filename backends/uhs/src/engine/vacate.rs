@@ -61,7 +61,7 @@ impl UhsEngine {
     fn give_back_units(&self, keep: u64, now: bool) -> Result<u64> {
         let EngineSlots::Store(store) = &self.store else { return Ok(0) };
         // Groups set the number of slots, too.
-        let _writing = lock(&self.writing);
+        let _turn = self.take_write_turn();
         if self.is_read_only() {
             return Ok(0);
         }
@@ -90,7 +90,7 @@ impl UhsEngine {
             return Ok(0);
         }
         let (units, inos) = {
-            let _writing = lock(&self.writing);
+            let _turn = self.take_write_turn();
             let closed = store.close_units((few.0.min(spare as usize), few.1));
             self.note_slots(store);
             closed
@@ -100,7 +100,7 @@ impl UhsEngine {
             false => self.write_again(&inos).and_then(|()| self.give_back_units(keep, true)),
         };
         {
-            let _writing = lock(&self.writing);
+            let _turn = self.take_write_turn();
             store.reopen(&units);
             self.note_slots(store);
         }

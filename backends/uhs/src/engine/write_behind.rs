@@ -1,16 +1,16 @@
 //! Data on its way to the device before its group closes, so that a long write and the device work at the same time.
 //!
 //! A write that completes a run of new pages gives them blocks and begins to write them, without waiting. Only the
-//! inode in memory has these blocks. The next group that closes records them in the inode, and is written after all
-//! runs that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
-//! writes itself.
+//! inode in memory has these blocks. The next group with the inode records them, and is written after all runs of its
+//! files that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
+//! writes itself. A group that frees blocks of a file waits for the runs of that file, too.
 //!
 //! Pages that the device refuses become a part of the group, which tries again and finds other blocks.
 //!
 //! The line is a lock of its own. A thread that holds it may wait for the device, and takes no other lock but the locks
 //! of the pool.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use defuse_block::{BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, QueuePurpose};
@@ -159,13 +159,12 @@ impl UhsEngine {
         behind.pushed.notify_all();
     }
 
-    /// Waits for all runs that were begun before the group of `batch` closed. Returns the pages that the device
-    /// did not take.
-    pub(super) fn finish_behind(&self, batch: u64) -> Vec<BlockPage> {
+    /// Waits for the runs of these batches. Returns the pages that the device did not take.
+    pub(super) fn finish_behind(&self, batches: &BTreeSet<u64>) -> Vec<BlockPage> {
         let Some(Some(behind)) = self.behind.get() else { return Vec::new() };
         let mut line = lock(&behind.line);
-        while self.pool.has_early(batch) {
-            if line.left.keys().any(|early| *early < batch) {
+        while self.pool.has_early(batches) {
+            if line.left.keys().any(|early| batches.contains(early)) {
                 line.wait(self);
             } else {
                 // Another thread is about to push the run.
@@ -173,7 +172,7 @@ impl UhsEngine {
             }
         }
         let refused = std::mem::take(&mut line.refused).into_iter();
-        let (mine, later) = refused.partition(|(early, _)| *early < batch);
+        let (mine, later) = refused.partition(|(early, _)| batches.contains(early));
         line.refused = later;
         let mine: Vec<(u64, BlockPage)> = mine;
         mine.into_iter().map(|(_, page)| page).collect()

@@ -19,6 +19,17 @@ impl UhsEngine {
         }
     }
 
+    /// Makes all names durable, and the times of a directory unless only data matters.
+    pub(crate) fn sync_directory(&self, ino: u64, datasync: bool) -> Result<()> {
+        if !datasync && let Ok(handle) = self.enter() {
+            match self.names.write_times_of(&handle, ino) {
+                true => self.end_change(handle),
+                false => drop(handle),
+            }
+        }
+        self.commit(super::SyncScope::File(ino))
+    }
+
     /// Makes everything durable. `EIO` also where that failed for bytes of any file.
     pub(crate) fn sync_all(&self) -> Result<()> {
         self.commit(super::SyncScope::Everything)?;

@@ -132,6 +132,15 @@ impl GroupWriteGuard<'_> {
         changes.weight += weight;
     }
 
+    /// Adds all changes to the group that begins next, in the place of those that [`take`](GroupWriteGuard::take) has
+    /// returned.
+    pub(crate) fn put_all_back(&self, mut all: ChangedInodes) {
+        let mut changes = lock(&self.gate.doors[0].changes);
+        changes.changed.append(&mut all.changed);
+        changes.gone.append(&mut all.gone);
+        changes.weight += all.weight;
+    }
+
     /// The changes of the group, by inode number.
     pub(crate) fn take(&self) -> ChangedInodes {
         let mut all = ChangedInodes::default();
@@ -139,7 +148,7 @@ impl GroupWriteGuard<'_> {
             let mut changes = lock(&shard.changes);
             all.changed.append(&mut changes.changed);
             all.gone.append(&mut changes.gone);
-            changes.weight = 0;
+            all.weight += std::mem::take(&mut changes.weight);
         }
         all.changed.sort_unstable();
         all.gone.sort_unstable();

@@ -17,6 +17,14 @@ impl SyncedFiles {
         }
     }
 
+    /// True if one of these files is wanted.
+    pub(crate) fn meets(&self, files: &HashSet<u64>) -> bool {
+        match self {
+            SyncedFiles::All => true,
+            SyncedFiles::These(inos) => !inos.is_disjoint(files),
+        }
+    }
+
     /// Adds a file, or all for `None`.
     pub(crate) fn add(&mut self, ino: Option<u64>) {
         match (&mut *self, ino) {

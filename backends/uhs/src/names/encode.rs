@@ -30,18 +30,30 @@ pub(crate) enum ClosingBody {
         data_is_stored: bool,
     },
     /// An inode whose content must be locked first, and be passed to [`NameStore::encode`].
-    Content(Arc<Mutex<FileContent>>),
+    Content {
+        content: Arc<Mutex<FileContent>>,
+        /// Nothing but data of a file on the device has changed.
+        only_data: bool,
+    },
 }
 
 impl NameStore {
     /// Takes a changed inode out of the list of the running group. `None` where the inode is gone.
     pub(crate) fn take_changed(&self, ino: u64) -> Option<ClosingBody> {
+        let rules = self.pool.rules();
         let taken = self.records.change(ino, |changing| {
+            let only_data = !changing.record.changed || !rules.changes_do_not_wait;
             (changing.record.dirty, changing.record.changed) = (false, false);
             let (record, extra) = (&*changing.record, changing.extra());
             Ok(match &record.body {
-                Of::Live(live) => Some(ClosingBody::Content(Arc::clone(&live.content))),
-                Of::Directory(dir) => Some(ClosingBody::Content(Arc::clone(&dir.content))),
+                Of::Live(live) => {
+                    let content = Arc::clone(&live.content);
+                    Some(ClosingBody::Content { content, only_data })
+                }
+                Of::Directory(dir) => {
+                    let content = Arc::clone(&dir.content);
+                    Some(ClosingBody::Content { content, only_data: false })
+                }
                 _ if !record.is_named() => None,
                 _ => {
                     let data = data_in_record(record);

@@ -320,6 +320,18 @@ impl NameStore {
         std::mem::take(&mut *lock(&self.waiting))
     }
 
+    /// Adds a directory to the running group, if its times wait. True if they did.
+    pub(crate) fn write_times_of(&self, handle: &GroupReadGuard<'_>, ino: u64) -> bool {
+        let taken = {
+            let mut waiting = lock(&self.waiting);
+            // A directory that is synced has mostly changed last.
+            let at = waiting.iter().rposition(|dir| *dir == ino);
+            at.map(|at| waiting.swap_remove(at))
+        };
+        self.write_times(handle, taken.as_slice());
+        taken.is_some()
+    }
+
     /// Adds directories to the running group, with their times.
     pub(crate) fn write_times(&self, handle: &GroupReadGuard<'_>, dirs: &[u64]) {
         for ino in dirs.iter().copied() {
@@ -441,8 +453,8 @@ impl NameStore {
     }
 
     /// The weight of an inode in a group, if its changes may wait for the next one: it is on the device, and nothing but
-    /// much data of it has changed.
-    pub(crate) fn data_may_wait(&self, ino: u64) -> Option<usize> {
+    /// data of it has changed, of so many pages at least.
+    pub(crate) fn data_may_wait(&self, ino: u64, least: usize) -> Option<usize> {
         let rules = self.pool.commit_rules();
         let found = self.records.with_inode(ino, |record, _| match &record.body {
             RecordBody::Live(live) if !record.changed || !rules.changes_do_not_wait => {
@@ -451,7 +463,7 @@ impl NameStore {
             _ => Ok(None),
         });
         let (content, weight) = found.ok()??;
-        lock(&content).may_wait(rules).then_some(weight)
+        lock(&content).may_wait(rules, least).then_some(weight)
     }
 
     /// Adds an inode to the running group as it is, if it has a name.

@@ -22,6 +22,8 @@ pub(super) struct CrashRun {
     acknowledged: Vec<Acknowledgement>,
     /// The device refused data: in its place there may be holes, or the former data.
     pub(super) loses_data: bool,
+    /// Files whose data waits, and files of data groups, may be older than names.
+    waits: bool,
 }
 
 /// A sync that has succeeded.
@@ -60,6 +62,8 @@ pub(super) struct CrashPlan {
     pub(super) lies: bool,
     /// Some operations are replaced by the sync of a file.
     pub(super) syncs_files: bool,
+    /// Now and then a group is closed, and its data group is left to a later operation.
+    pub(super) divides: bool,
 }
 
 impl CrashRun {
@@ -67,7 +71,7 @@ impl CrashRun {
     pub(super) fn begin(sim: SimDevice, fs: &Uhs) -> CrashRun {
         let begin = Acknowledgement { events: 0, state: 0, file: None };
         let (states, acknowledged) = (vec![snapshot(fs)], vec![begin]);
-        CrashRun { sim, states, acknowledged, loses_data: false }
+        CrashRun { sim, states, acknowledged, loses_data: false, waits: false }
     }
 
     /// Records the state after an operation.
@@ -90,7 +94,7 @@ impl CrashRun {
     }
 
     fn new(ram: &RamDevice, seed: u64, by: CrashPlan) -> CrashRun {
-        let CrashPlan { options, rules, lies, syncs_files } = by;
+        let CrashPlan { options, rules, lies, syncs_files, divides } = by;
         if seed.is_multiple_of(4) {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
@@ -101,7 +105,7 @@ impl CrashRun {
         if lies {
             sim.ignore_flushes();
         }
-        let mut run = CrashRun::begin(sim, &fs);
+        let mut run = CrashRun { waits: syncs_files || divides, ..CrashRun::begin(sim, &fs) };
         let mut random = fastrand::Rng::with_seed(seed);
         let (steps, end) =
             (random.usize(10..60), if seed.is_multiple_of(3) { random.usize(..30) } else { 60 });
@@ -111,6 +115,9 @@ impl CrashRun {
                 drop(fs);
                 run.acknowledge(None);
                 fs = open_with(run.sim.clone(), options, rules).0;
+            }
+            if divides && random.u8(..3) == 0 {
+                fs.engine().divide_group().unwrap();
             }
             let mut player = NameWorkload { fs: &fs, random };
             let file = if syncs_files { player.sync_file() } else { None };
@@ -159,7 +166,7 @@ impl CrashRun {
         let found = snapshot(&fs);
         let oldest = durable.names();
         // The data of a file waits while others are synced, and so does its size.
-        let waits = durable.0.iter().any(|sync| sync.file.is_some());
+        let waits = self.waits;
         let names =
             |state: &TreeSnapshot| if waits { state.drop_sizes() } else { state.names.clone() };
         let all = names(&found);
@@ -242,11 +249,17 @@ impl CrashRun {
 }
 
 fn play(seed: u64, rules: CommitRules, lies: bool) -> Result<usize, String> {
-    play_by(seed, CrashPlan { options: OPTIONS, rules, lies, syncs_files: false })
+    play_by(seed, CrashPlan { options: OPTIONS, rules, lies, syncs_files: false, divides: false })
 }
 
 fn play_with_syncs_of_files(seed: u64, rules: CommitRules) -> Result<usize, String> {
-    play_by(seed, CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true })
+    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true, divides: false };
+    play_by(seed, by)
+}
+
+fn play_with_data_groups(seed: u64, rules: CommitRules) -> Result<usize, String> {
+    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true, divides: true };
+    play_by(seed, by)
 }
 
 /// Plays a seed, and judges states of its device.
@@ -289,7 +302,7 @@ fn with_slots_to_spare() -> RamDevice {
 }
 
 fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: false };
+    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: false, divides: false };
     CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
@@ -341,6 +354,29 @@ fn after_a_power_failure_a_synced_file_is_there_and_others_are_of_a_moment_of_th
     assert!(found.is_some(), "nothing fails although a new file may wait");
 }
 
+/// Groups that close while a data group waits have earlier numbers. So each of them must leave the inodes of the data
+/// group alone, and a sync of such a file must wait.
+#[test]
+fn after_a_power_failure_files_of_data_groups_are_of_a_moment_since_their_last_sync() {
+    let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
+    let mut judged = 0;
+    for seed in 0..300 {
+        let found = play_with_data_groups(seed, rules);
+        judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 5000, "{judged} states");
+    let without = [
+        ("data groups keep order", CommitRules { data_groups_keep_order: false, ..rules }),
+        ("syncs wait for data groups", CommitRules { syncs_wait_for_data_groups: false, ..rules }),
+        ("data is first", CommitRules { data_is_first: false, ..rules }),
+    ];
+    for (name, rules) in without {
+        let found = (0..4000).find(|seed| play_with_data_groups(*seed, rules).is_err());
+        assert!(found.is_some(), "nothing fails without: {name}");
+        println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
+    }
+}
+
 /// The number of problems after a power failure, if a file has a hole where it had blocks, and another one is synced
 /// afterwards while it takes free blocks.
 fn problems_of_a_hole(rules: CommitRules) -> usize {
@@ -384,8 +420,12 @@ fn blocks_that_a_file_has_lost_are_not_taken_while_its_data_waits() {
 
 #[test]
 fn each_sentence_about_data_is_needed() {
-    let without: [(&str, CommitRules); 6] = [
+    let without: [(&str, CommitRules); 7] = [
         ("groups wait", CommitRules { groups_wait_for_early: false, ..CommitRules::ALL }),
+        (
+            "lost blocks wait for data on its way",
+            CommitRules { lost_blocks_wait_for_early: false, ..CommitRules::ALL },
+        ),
         ("snapshots are voided", CommitRules { snapshots_are_voided: false, ..CommitRules::ALL }),
         ("data is first", CommitRules { data_is_first: false, ..CommitRules::ALL }),
         (
@@ -422,7 +462,8 @@ fn random_operations_and_power_failures_until_stopped() {
         // A file of one page waits, too.
         let waiting_pages = if syncs_files { 1 } else { CommitRules::ALL.waiting_pages };
         let rules = CommitRules { waiting_pages, ..CommitRules::ALL };
-        let judged = play_by(seed, CrashPlan { options, rules, lies: false, syncs_files })
+        let divides = syncs_files && seed / 4 % 2 == 0;
+        let judged = play_by(seed, CrashPlan { options, rules, lies: false, syncs_files, divides })
             .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");

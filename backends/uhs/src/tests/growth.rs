@@ -343,5 +343,57 @@ fn one_sync_writes_as_many_blocks_as_the_table_of_the_design_says() {
     };
     assert_eq!(device.blocks(|| overwrite(1)), 2, "the first page");
     assert_eq!(device.blocks(|| overwrite(2)), 2, "an overwrite");
+    let root = File { ino: Ino::ROOT, fh: Fh(0) };
+    for (datasync, blocks) in [(true, 1), (false, 2)] {
+        let name = format!("in a synced directory {datasync}");
+        let sync = || {
+            device.make(&name);
+            device.fs.fsyncdir(&cx(), root, datasync).unwrap();
+        };
+        // The times of the directory may wait, unless all of its metadata is synced.
+        device.fs.fsyncdir(&cx(), root, false).unwrap();
+        assert_eq!(device.blocks(sync), blocks, "a directory, datasync {datasync}");
+    }
+    device.judge();
+}
+
+/// A sync beside a program that writes much waited for all of that data.
+#[test]
+fn a_sync_of_a_file_overtakes_the_data_group_of_another_one() {
+    let device = Device::new(64);
+    let (large, small) = (device.make("large"), device.make("small"));
+    let fill =
+        |byte| (0..100).for_each(|page| assert_eq!(device.write(large, page, byte), Ok(PAGE)));
+    let sync = |byte| {
+        device.blocks(|| {
+            device.write(small, 0, byte).unwrap();
+            device.sync(small);
+        })
+    };
+    let divide = || device.blocks(|| device.fs.engine().divide_group().unwrap());
+    fill(1);
+    device.sync(large);
+    device.write(small, 0, 1).unwrap();
+    fill(2);
+    assert_eq!(divide(), 2, "the small file");
+    assert_eq!(sync(2), 2);
+    // The large file changes again, which may wait, too.
+    device.write(large, 3, 3).unwrap();
+    assert_eq!(sync(3), 2);
+    // Its own sync waits for the data group, and so does one that finds nothing to write.
+    assert_eq!(device.blocks(|| device.sync(large)), 101 + 2);
+    fill(4);
+    assert_eq!(divide(), 0);
+    assert_eq!(device.blocks(|| device.sync(large)), 101);
+    // A group with another change of the inode comes after the data group.
+    fill(5);
+    assert_eq!(divide(), 0);
+    let (root, none) = (Ino::ROOT, RenameFlags::default());
+    device.fs.rename(&cx(), (root, name("large")), (root, name("other")), none).unwrap();
+    assert_eq!(sync(6), 101 + 3);
+    // A full group leaves the data group alone, and a sync of everything does not.
+    fill(7);
+    assert_eq!(divide(), 0);
+    assert_eq!(device.blocks(|| device.fs.syncfs(&cx()).unwrap()), 102, "with the directory");
     device.judge();
 }

@@ -29,6 +29,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
             rules: CommitRules::ALL,
             lies: false,
             syncs_files: false,
+            divides: false,
         };
         judged += play_by(seed, by).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
@@ -45,6 +46,7 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
             rules: CommitRules::ALL,
             lies: false,
             syncs_files: false,
+            divides: false,
         };
         let lies = CrashPlan { lies: true, ..by };
         assert!((0..60).any(|seed| play_by(seed, lies).is_err()), "mode {number}: flushes");
@@ -56,6 +58,7 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
             rules,
             lies: false,
             syncs_files: false,
+            divides: false,
         };
         assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
     }
