@@ -153,6 +153,8 @@ impl UhsEngine {
         let lost = self.write_data(store, &mut batch)?;
         let turn = self.take_write_turn();
         let begun = self.begin_closed(store, &mut batch, (Some(lost), &mut None))?;
+        // Its data may be stuck now.
+        self.give_up_stuck();
         drop(turn);
         write.is_written = true;
         drop(write);
