@@ -12,6 +12,7 @@ mod data_groups;
 mod direct;
 mod figures;
 mod files;
+mod in_place;
 mod merge;
 mod queues;
 mod submitted;

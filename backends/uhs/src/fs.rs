@@ -218,7 +218,8 @@ fn write(
     engine.frontends().notify_attributes(origin, &[file.ino]);
     let taken = taken?;
     if args.flags.0 & OpenFlags::SYNC != 0 {
-        engine.sync_file(file.ino.0)?;
+        let datasync = args.flags.0 & OpenFlags::SYNC == OpenFlags::DSYNC;
+        engine.sync_file(file.ino.0, datasync)?;
     }
     Ok(taken)
 }
@@ -275,7 +276,9 @@ fn carry_out(engine: &UhsEngine, mut io: Io) {
             let written = io.with_write_buf(|cx, data| write(engine, cx.origin, file, args, data));
             io.finish(written);
         }
-        IoOp::Fsync { file, .. } => io.finish(engine.sync_file(file.ino.0).map(|()| 0)),
+        IoOp::Fsync { file, datasync } => {
+            io.finish(engine.sync_file(file.ino.0, datasync).map(|()| 0));
+        }
         IoOp::Fsyncdir { dir, datasync } => {
             io.finish(engine.sync_directory(dir.ino.0, datasync).map(|()| 0));
         }
@@ -585,8 +588,8 @@ impl FileSystem for Uhs {
         Ok(())
     }
 
-    fn fsync(&self, _: &Context<'_>, file: File, _: bool) -> Result<()> {
-        self.engine.sync_file(file.ino.0)
+    fn fsync(&self, _: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.engine.sync_file(file.ino.0, datasync)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {

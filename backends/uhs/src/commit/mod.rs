@@ -55,6 +55,8 @@ pub(crate) struct CommitRules {
     pub(crate) data_groups_keep_order: bool,
     /// A sync of a file waits for the data group that has it.
     pub(crate) syncs_wait_for_data_groups: bool,
+    /// Data is synced without a group only if size and blocks are as a group recorded them.
+    pub(crate) syncs_in_place_know_extents: bool,
     /// A block that a group freed is used again only when the group is durable.
     pub(crate) blocks_wait_for_group: bool,
     /// The end of a file that was cut becomes zeros in another block.
@@ -73,6 +75,8 @@ pub(crate) struct CommitRules {
     pub(crate) full_group: usize,
     /// Pages to be written for which a file may wait while another one is synced.
     pub(crate) waiting_pages: usize,
+    /// Pages that are written in place by a sync of data at most.
+    pub(crate) pages_in_place: usize,
     /// Pages of a run of new data that is written before its group closes.
     pub(crate) early_run: u64,
     /// Chunks that the superblock lists itself.
@@ -103,6 +107,7 @@ impl CommitRules {
         lost_blocks_wait_for_early: true,
         data_groups_keep_order: true,
         syncs_wait_for_data_groups: true,
+        syncs_in_place_know_extents: true,
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,
@@ -114,6 +119,7 @@ impl CommitRules {
         full_group: 1024,
         // Less data costs about as much as a group of its own.
         waiting_pages: 64,
+        pages_in_place: 64,
         early_run: UNIT_BLOCKS,
         listed_chunks: CHUNKS,
         usable: usize::MAX,

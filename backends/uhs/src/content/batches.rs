@@ -51,6 +51,15 @@ impl BatchTracker {
         (number, std::mem::take(&mut state.has_early))
     }
 
+    /// The number of a batch of data in place, and true if something else was written before the group that begins next,
+    /// which has to flush, too.
+    pub(super) fn begin_in_place(&self) -> (u64, bool) {
+        let mut state = self.lock();
+        let number = state.begin();
+        state.groups.insert(number);
+        (number, state.has_early)
+    }
+
     /// The number of a batch that begins before its group.
     pub(super) fn begin_early(&self) -> u64 {
         let mut state = self.lock();

@@ -96,6 +96,8 @@ pub(crate) struct FileContent {
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
     /// has them elsewhere.
     shifted: Option<(u64, u64)>,
+    /// The size and the changes of extents that the last group has recorded in the inode.
+    recorded: (u64, u64),
     /// Changes with the blocks, and when dirty pages are written.
     version: u64,
     ahead: ReadaheadState,
@@ -129,7 +131,8 @@ impl FileContent {
         };
         Arc::new_cyclic(|me| {
             let me = Weak::clone(me);
-            Mutex::new(FileContent { data, extents, size, me, ..FileContent::default() })
+            let recorded = (size, extents.changes());
+            Mutex::new(FileContent { data, extents, size, recorded, me, ..FileContent::default() })
         })
     }
 
@@ -170,6 +173,28 @@ impl FileContent {
         let keeps = !self.lost_blocks || !rules.lost_blocks_do_not_wait;
         let is_whole = self.stuck.is_empty() && self.replaced.is_empty() && !self.is_shifting();
         pages >= least && keeps && is_whole
+    }
+
+    /// True if the data can be written in place, without a group: size and blocks are as the last group recorded them,
+    /// and the data is little, so that others may wait for it.
+    pub(crate) fn is_as_recorded(&self, pool: &BlockPool) -> bool {
+        let rules = pool.rules();
+        let is_recorded = self.recorded == (self.size, self.extents.changes())
+            || !rules.syncs_in_place_know_extents;
+        is_recorded
+            && matches!(self.data, InodeData::Extents(_))
+            && self.promised.is_empty()
+            && self.early.is_empty()
+            && self.stuck.is_empty()
+            && self.replaced.is_empty()
+            && !self.is_shifting()
+            && !self.is_overwriting()
+            && self.dirty.len() < rules.pages_in_place
+            && !self.dirty.iter().any(|page| self.is_unwritten(page))
+    }
+
+    fn is_unwritten(&self, page: u64) -> bool {
+        self.extents.find(page).is_none_or(|extent| extent.unwritten)
     }
 
     /// Gives up all blocks and pages.

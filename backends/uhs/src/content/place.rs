@@ -40,12 +40,14 @@ impl FileContent {
         self.placed = std::mem::take(&mut self.early);
         if self.dirty.is_empty() {
             self.lost_blocks = false;
+            self.recorded = (self.size, self.extents.changes());
             return Ok(!self.placed.is_empty());
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
         let changed = self.allocate_for_pages(pool, batch, (&wanting, &dirty), data)?;
         // The group that writes the inode without these blocks frees them.
         self.lost_blocks = false;
+        self.recorded = (self.size, self.extents.changes());
         // The blocks of these pages have replaced the promises.
         pool.forget_pages(dirty.len(), 0);
         Ok(changed)
@@ -100,6 +102,25 @@ impl FileContent {
         self.record_placed(all.len());
         pool.forget_pages(all.len(), 0);
         Ok((batch, data))
+    }
+
+    /// Takes the dirty pages of a content that [is as recorded](FileContent::is_as_recorded), each with its block, to be
+    /// written as this batch.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: a page has no block.
+    pub(crate) fn take_in_place(
+        &mut self,
+        pool: &BlockPool,
+        batch: u64,
+    ) -> Result<Vec<(u64, PageFrame)>> {
+        // The group that placed pages has written them.
+        self.placed.clear();
+        let (mut data, dirty) = (Vec::new(), self.dirty.take_all_but(&PageSet::default()));
+        self.allocate_for_pages(pool, batch, (&[], &dirty), &mut data)?;
+        pool.forget_pages(dirty.len(), 0);
+        Ok(data)
     }
 
     /// The early batches of pages that the closing group records.

@@ -382,6 +382,12 @@ impl BlockPool {
         self.batches.begin()
     }
 
+    /// The number of a batch of data that is written in place, without a group, and true if something else was written
+    /// before.
+    pub(crate) fn next_batch_in_place(&self) -> (u64, bool) {
+        self.batches.begin_in_place()
+    }
+
     /// The number of a batch that is written before its group.
     pub(super) fn next_early_batch(&self) -> u64 {
         self.batches.begin_early()

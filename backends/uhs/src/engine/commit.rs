@@ -168,7 +168,7 @@ impl UhsEngine {
     }
 
     /// Frees everything that waited until all groups up to `group` are durable.
-    fn release(&self, group: u64) {
+    pub(super) fn release(&self, group: u64) {
         let mut waiting = lock(&self.waiting);
         let later = waiting.0.split_off(&(group + 1));
         let durable = std::mem::replace(&mut waiting.0, later);
@@ -309,8 +309,8 @@ impl UhsEngine {
         Ok(WrittenGroups { group, slots, data_group })
     }
 
-    /// Writes the data of a closed group, and begins to write its slots. `lost` are the blocks that could not be written,
-    /// if the data has been written. The data group that was divided from it becomes a part of it if data is lost.
+    /// Writes the data of a closed group, and begins to write its slots. `lost` are the blocks that could not be
+    /// written, if the data has been written. The data group that was divided from it becomes a part of it if data is lost.
     /// Returns its number, and its slots if they are in flight.
     pub(super) fn begin_closed(
         &self,

@@ -10,9 +10,12 @@ use crate::locks::lock;
 use crate::names::ContentState;
 
 impl UhsEngine {
-    /// Makes a file durable, and all names. `EIO` also where that failed for bytes of this inode.
-    pub(crate) fn sync_file(&self, ino: u64) -> Result<()> {
-        self.commit(super::SyncScope::File(ino))?;
+    /// Makes a file durable, and all names; with `datasync` only what its data needs. `EIO` also where that failed for
+    /// bytes of this inode.
+    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Result<()> {
+        if !(datasync && self.sync_in_place(ino)?) {
+            self.commit(super::SyncScope::File(ino))?;
+        }
         match self.names.content(ino) {
             Ok(ContentState::Here(content)) if lock(&content).has_failed() => Err(Errno::EIO),
             _ => Ok(()),

@@ -185,8 +185,8 @@ pub(crate) enum ClosedChanges {
     Overtakes,
 }
 
-/// Closes the running group. Returns all changes since the last group, but for files that the plan leaves for later. The
-/// promised blocks are taken now.
+/// Closes the running group. Returns all changes since the last group, but for files that the plan leaves for later.
+/// The promised blocks are taken now.
 ///
 /// # Errors
 ///

@@ -452,6 +452,15 @@ impl NameStore {
         })
     }
 
+    /// The content of a file in memory that is on the device, if nothing but data and times has changed since.
+    pub(crate) fn changed_in_data(&self, ino: u64) -> Option<SharedContent> {
+        let found = self.records.with_inode(ino, |record, _| match &record.body {
+            RecordBody::Live(live) if !record.changed => Ok(Some(Arc::clone(&live.content))),
+            _ => Ok(None),
+        });
+        found.ok()?
+    }
+
     /// The weight of an inode in a group, if its changes may wait for the next one: it is on the device, and nothing but
     /// data of it has changed, of so many pages at least.
     pub(crate) fn data_may_wait(&self, ino: u64, least: usize) -> Option<usize> {

@@ -35,6 +35,8 @@ struct Acknowledgement {
     state: usize,
     /// The file that was synced; `None` for all. The data of other files may be older.
     file: Option<u64>,
+    /// Names may be older, too.
+    only_data: bool,
 }
 
 /// The syncs that a state after a power failure must have.
@@ -43,7 +45,8 @@ struct DurableStates<'a>(Vec<&'a Acknowledgement>);
 impl DurableStates<'_> {
     /// The oldest state that names may have.
     fn names(&self) -> usize {
-        self.0.iter().map(|sync| sync.state).max().unwrap_or(0)
+        let of_names = self.0.iter().filter(|sync| !sync.only_data);
+        of_names.map(|sync| sync.state).max().unwrap_or(0)
     }
 
     /// The oldest state that the data of a file may have.
@@ -69,7 +72,7 @@ pub(super) struct CrashPlan {
 impl CrashRun {
     /// Begins a run without changes.
     pub(super) fn begin(sim: SimDevice, fs: &Uhs) -> CrashRun {
-        let begin = Acknowledgement { events: 0, state: 0, file: None };
+        let begin = Acknowledgement { events: 0, state: 0, file: None, only_data: false };
         let (states, acknowledged) = (vec![snapshot(fs)], vec![begin]);
         CrashRun { sim, states, acknowledged, loses_data: false, waits: false }
     }
@@ -78,14 +81,14 @@ impl CrashRun {
     pub(super) fn note(&mut self, fs: &Uhs, synced: bool) {
         self.states.push(snapshot(fs));
         if synced {
-            self.acknowledge(None);
+            self.acknowledge(None, false);
         }
     }
 
-    /// Records that the newest state of a file, or of all files, is durable, and all names.
-    fn acknowledge(&mut self, file: Option<u64>) {
+    /// Records that the newest state of a file, or of all files, is durable, and all names unless `only_data` is.
+    fn acknowledge(&mut self, file: Option<u64>, only_data: bool) {
         let (events, state) = (self.sim.events(), self.states.len() - 1);
-        self.acknowledged.push(Acknowledgement { events, state, file });
+        self.acknowledged.push(Acknowledgement { events, state, file, only_data });
     }
 
     /// The newest state that was acknowledged.
@@ -113,7 +116,7 @@ impl CrashRun {
             if step == end {
                 // A clean end, and another mount.
                 drop(fs);
-                run.acknowledge(None);
+                run.acknowledge(None, false);
                 fs = open_with(run.sim.clone(), options, rules).0;
             }
             if divides && random.u8(..3) == 0 {
@@ -124,8 +127,8 @@ impl CrashRun {
             let synced = file.is_none() && player.step();
             random = player.random;
             run.note(&fs, synced);
-            if file.is_some() {
-                run.acknowledge(file);
+            if let Some((file, datasync)) = file {
+                run.acknowledge(Some(file), datasync);
             }
         }
         // The run must not end with a clean end.
@@ -140,7 +143,7 @@ impl CrashRun {
         ram: &RamDevice,
         rules: CommitRules,
     ) -> Result<(), String> {
-        let sync = Acknowledgement { events: 0, state: durable, file: None };
+        let sync = Acknowledgement { events: 0, state: durable, file: None, only_data: false };
         self.judge_by(&DurableStates(vec![&sync]), ram, rules)
     }
 
@@ -177,6 +180,16 @@ impl CrashRun {
                 self.states[oldest].names
             ));
         };
+        for Acknowledgement { state, file, .. } in &durable.0 {
+            let stays =
+                |ino: &u64| self.states[*state..].iter().all(|state| state.data.contains_key(ino));
+            let lost = file.filter(|ino| stays(ino) && !found.data.contains_key(ino));
+            if let Some(ino) = lost {
+                return Err(format!(
+                    "state {at}: inode {ino} is lost, which was synced in {state}"
+                ));
+            }
+        }
         for (ino, bytes) in &found.data {
             // Data reaches the device before the names and sizes of its moment, and later writes may follow.
             let first = if waits { durable.file(*ino) } else { at };
@@ -369,6 +382,10 @@ fn after_a_power_failure_files_of_data_groups_are_of_a_moment_since_their_last_s
         ("data groups keep order", CommitRules { data_groups_keep_order: false, ..rules }),
         ("syncs wait for data groups", CommitRules { syncs_wait_for_data_groups: false, ..rules }),
         ("data is first", CommitRules { data_is_first: false, ..rules }),
+        (
+            "syncs in place know extents",
+            CommitRules { syncs_in_place_know_extents: false, ..rules },
+        ),
     ];
     for (name, rules) in without {
         let found = (0..4000).find(|seed| play_with_data_groups(*seed, rules).is_err());

@@ -43,18 +43,18 @@ impl NameWorkload<'_> {
         synced
     }
 
-    /// Syncs a file now and then. Returns its number.
-    pub(super) fn sync_file(&mut self) -> Option<u64> {
+    /// Syncs a file now and then. Returns its number, and true if only its data was synced.
+    pub(super) fn sync_file(&mut self) -> Option<(u64, bool)> {
         if self.random.u8(..4) != 0 {
             return None;
         }
         let (dir, lookups) = self.dir();
         let at = self.name();
         let at = self.pick(dir, at);
-        let mut synced = None;
+        let (mut synced, datasync) = (None, self.random.bool());
         self.with_file(dir, at, |player, ino, _| {
             let file = File { ino, fh: Fh(0) };
-            synced = player.fs.fsync(&cx(), file, false).is_ok().then_some(ino.0);
+            synced = player.fs.fsync(&cx(), file, datasync).is_ok().then_some((ino.0, datasync));
         });
         self.fs.forget(dir, lookups);
         synced
