@@ -319,8 +319,8 @@ impl FileSystem for Uhs {
         }
     }
 
-    fn negative_valid_for(&self, origin: Origin) -> Duration {
-        self.engine.frontends().missing(origin)
+    fn negative_lifetime(&self, origin: Origin) -> Duration {
+        self.engine.frontends().negative_lifetime(origin)
     }
 
     fn figures(&self) -> Vec<Figure> {

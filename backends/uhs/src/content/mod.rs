@@ -178,7 +178,7 @@ impl FileContent {
     /// True if the data can be written in place, without a group: size and blocks are as the last group recorded them,
     /// and the data is little, so that others may wait for it.
     pub(crate) fn is_as_recorded(&self, pool: &BlockPool) -> bool {
-        let rules = pool.rules();
+        let rules = pool.commit_rules();
         let is_recorded = self.recorded == (self.size, self.extents.changes())
             || !rules.syncs_in_place_know_extents;
         is_recorded

@@ -420,7 +420,7 @@ impl BlockPool {
 
     /// Makes the closing group wait for early batches of a file that gives up blocks.
     pub(super) fn await_early(&self, batches: &BTreeSet<u64>) {
-        if !batches.is_empty() && self.rules().lost_blocks_wait_for_early {
+        if !batches.is_empty() && self.commit_rules().lost_blocks_wait_for_early {
             self.batches.await_early(batches);
         }
     }

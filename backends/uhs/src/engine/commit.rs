@@ -140,7 +140,9 @@ impl UhsEngine {
         let group = match self.gate.has_changes() {
             true => self.begin_group(store, turn, wanted, (true, purpose)),
             // Threads that wrote before this one have closed their groups, so that these have numbers.
-            false => Ok(WrittenGroups { group: store.newest_group(), slots: None, data_group: None }),
+            false => {
+                Ok(WrittenGroups { group: store.newest_group(), slots: None, data_group: None })
+            }
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;

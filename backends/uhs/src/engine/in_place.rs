@@ -54,7 +54,7 @@ impl UhsEngine {
             self.lose(&[(ino, content)], &lost, false);
             return Ok(false);
         }
-        let group = store.newest();
+        let group = store.newest_group();
         drop(turn);
         let flushes = !through && (has_early || !data.is_empty());
         self.flush_in_place(store, flushes, group).map_err(|error| self.fail(&error))?;

@@ -135,7 +135,7 @@ impl GroupWriteGuard<'_> {
     /// Adds all changes to the group that begins next, in the place of those that [`take`](GroupWriteGuard::take) has
     /// returned.
     pub(crate) fn put_all_back(&self, mut all: ChangedInodes) {
-        let mut changes = lock(&self.gate.doors[0].changes);
+        let mut changes = lock(&self.gate.shards[0].changes);
         changes.changed.append(&mut all.changed);
         changes.gone.append(&mut all.gone);
         changes.weight += all.weight;

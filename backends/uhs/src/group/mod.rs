@@ -111,7 +111,7 @@ impl CommitBatch {
         let mut held = lock(&content);
         held.allocate_blocks(pool, self.number, &mut self.data, skip_stuck)?;
         self.early.append(&mut held.take_early_batches());
-        self.scattered.extend(held.scattered().into_iter().map(|unit| (ino, unit)));
+        self.scattered.extend(held.list_scattered().into_iter().map(|unit| (ino, unit)));
         match names.encode(ino, &held)? {
             Some(encoded) => {
                 let body = fit(encoded, &mut held, pool, &mut self.outside)?;
@@ -223,8 +223,9 @@ pub(crate) fn close(
             }
             Some(Encoded::Content { content, only_data }) => {
                 let least = pool.commit_rules().waiting_pages;
-                let may_wait =
-                    plan.divides && only_data && lock(&content).may_wait(pool.commit_rules(), least);
+                let may_wait = plan.divides
+                    && only_data
+                    && lock(&content).may_wait(pool.commit_rules(), least);
                 if !may_wait {
                     batch.add_content(names, pool, (ino, content), plan.skips_stuck)?;
                     continue;

@@ -40,7 +40,7 @@ pub(crate) enum ClosingBody {
 impl NameStore {
     /// Takes a changed inode out of the list of the running group. `None` where the inode is gone.
     pub(crate) fn take_changed(&self, ino: u64) -> Option<ClosingBody> {
-        let rules = self.pool.rules();
+        let rules = self.pool.commit_rules();
         let taken = self.records.change(ino, |changing| {
             let only_data = !changing.record.changed || !rules.changes_do_not_wait;
             (changing.record.dirty, changing.record.changed) = (false, false);
