@@ -31,7 +31,7 @@ unsafe fn table(operations: *const c_void, size: usize, known: usize) -> LowOper
 ///
 /// # Safety
 ///
-/// The condition of [`table`].
+/// `operations` is null or has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
 pub unsafe fn session_three(
     words: &[CString],
     operations: *const c_void,
@@ -47,7 +47,7 @@ pub unsafe fn session_three(
 ///
 /// # Safety
 ///
-/// The condition of [`table`].
+/// `operations` is null or has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
 pub unsafe fn session_two(
     words: &[CString],
     operations: *const c_void,

@@ -55,11 +55,11 @@ pub(crate) unsafe fn with_data<T>(
     }
 }
 
-/// Sends the data. `flags` are wishes about splice(2) that change no result.
+/// Sends the data. `flags` are hints about splice(2) that change no result.
 ///
 /// # Safety
 ///
-/// The conditions of [`with_data`].
+/// `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file has as many bytes as it says.
 pub unsafe extern "C" fn fuse_reply_data(
     req: RequestPtr,
     parts: *mut DataParts,

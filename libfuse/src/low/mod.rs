@@ -4,7 +4,7 @@
 //! through a [`LowPort`], decoded by `wire/`, and passed to a function of [`LowOperations`]. A program may also read the messages by
 //! itself. The functions `fuse_reply_*` encode one message each, and write it where the request came from.
 //!
-//! The pointer that a program has of a request is a number ([`requests`]). A reply to a request that was answered before, or whose
+//! The pointer that a program has of a request is a number (`requests.rs`). A reply to a request that was answered before, or whose
 //! session has ended, is an error, and reads no memory.
 
 mod abi;
