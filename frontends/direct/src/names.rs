@@ -358,10 +358,14 @@ impl NewNamePlace<'_> {
     }
 
     /// Returns the error of a creation that has failed with `errno`. EEXIST has precedence over all others, so that a name that was not
-    /// looked up before is looked up now.
+    /// looked up before is looked up now. A request that was lost with its server, or interrupted, may itself have made the name.
     fn after_lookup(&self, who: &TaskCredentials, errno: Errno) -> Errno {
-        let is_there = || victim(&self.dir, &self.last, who).is_ok();
-        if self.is_unseen && errno != Errno::EEXIST && is_there() { Errno::EEXIST } else { errno }
+        if !self.is_unseen
+            || matches!(errno, Errno::EEXIST | Errno::ENOTCONN | Errno::EIO | Errno::EINTR)
+        {
+            return errno;
+        }
+        if victim(&self.dir, &self.last, who).is_ok() { Errno::EEXIST } else { errno }
     }
 }
 
