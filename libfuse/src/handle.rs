@@ -72,6 +72,11 @@ pub struct MountedDevice {
 }
 
 impl MountedDevice {
+    /// The pointer that programs of libfuse 2 have of a mount, as a channel.
+    pub fn as_channel(self: &Arc<Self>) -> *mut c_void {
+        Arc::as_ptr(self).cast_mut().cast()
+    }
+
     /// Mounts. Returns an error for the user.
     pub fn new(mountpoint: &CStr, choice: MountChoice) -> Result<Self, String> {
         let mut choice = choice.settle();
@@ -469,19 +474,7 @@ impl FuseHandle {
             } else {
                 BIG_WRITES
             };
-        ConnInfoThree {
-            proto_major: init.major,
-            proto_minor: init.minor,
-            max_write: if is_three { WRITE_THREE } else { WRITE_TWO },
-            max_read,
-            max_readahead: init.max_readahead,
-            capable,
-            want: want & capable,
-            max_background: 0,
-            congestion_threshold: 0,
-            time_gran: 1,
-            reserved: [0; 22],
-        }
+        offer_of(self.version, init, max_read, (capable, want))
     }
 
     /// Drops what the kernel caches of the file at `path`. Returns 0 or a negated error number.
@@ -490,6 +483,34 @@ impl FuseHandle {
         let Some(ino) = adapter.ino_of(path.to_bytes()) else { return -libc::ENOENT };
         let Some(notify) = adapter.inner().notify() else { return -libc::ENOENT };
         notify.invalidate_inode(ino, Some((0, 0))).map_or_else(|errno| -errno.raw(), |()| 0)
+    }
+}
+
+/// The offer to a program: the `capable` capabilities and the sizes, with those of the capabilities that libfuse wants by default.
+pub(crate) fn offer_of(
+    version: ApiVersion,
+    init: &InitIn,
+    max_read: u32,
+    (capable, want): (u32, u32),
+) -> ConnInfoThree {
+    ConnInfoThree {
+        proto_major: init.major,
+        proto_minor: init.minor,
+        max_write: largest_write(version),
+        max_read,
+        max_readahead: init.max_readahead,
+        capable,
+        want: want & capable,
+        time_gran: 1,
+        ..ConnInfoThree::default()
+    }
+}
+
+/// Bytes of the largest WRITE.
+pub(crate) fn largest_write(version: ApiVersion) -> u32 {
+    match version {
+        ApiVersion::Two => WRITE_TWO,
+        ApiVersion::Three => WRITE_THREE,
     }
 }
 

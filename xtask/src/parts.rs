@@ -80,7 +80,7 @@ impl RunRecord {
         self.note(self.step.to_owned(), why, true);
     }
 
-    /// Prints and records a part that this kernel cannot do.
+    /// Prints and records a part that this kernel or machine cannot do.
     pub fn record_missing_part(&mut self, why: &str) {
         self.say(&format!("not here: {why}"));
         self.note(self.step.to_owned(), why, false);

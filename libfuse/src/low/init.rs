@@ -4,7 +4,7 @@ use defuse_fuse::abi::{self as wire, InitIn, InitOut};
 
 use super::abi::LowOperations;
 use crate::abi::{ConnInfoThree, caps};
-use crate::handle::{BIG_WRITES, READDIRPLUS, SPLICE, WRITE_THREE, WRITE_TWO};
+use crate::handle::{BIG_WRITES, READDIRPLUS, SPLICE, offer_of};
 use crate::options::ApiVersion;
 
 /// Bytes before the data of a request, as libfuse counts them.
@@ -62,9 +62,8 @@ pub(crate) fn offer(
 ) -> ConnInfoThree {
     let offered = u64::from(init.flags) | u64::from(init.flags2) << 32;
     let capable = capable(offered, version);
-    let is_three = version == ApiVersion::Three;
     let mut want = caps::ASYNC_READ;
-    if is_three {
+    if version == ApiVersion::Three {
         want |= caps::ATOMIC_O_TRUNC
             | caps::IOCTL_DIR
             | caps::AUTO_INVAL_DATA
@@ -87,19 +86,7 @@ pub(crate) fn offer(
         let both = operations.readdir.is_some();
         want |= if both { READDIRPLUS } else { READDIRPLUS_ONLY };
     }
-    ConnInfoThree {
-        proto_major: init.major,
-        proto_minor: init.minor,
-        max_write: if is_three { WRITE_THREE } else { WRITE_TWO },
-        max_read,
-        max_readahead: init.max_readahead,
-        capable,
-        want: want & capable,
-        max_background: 0,
-        congestion_threshold: 0,
-        time_gran: 1,
-        reserved: [0; 22],
-    }
+    offer_of(version, init, max_read, (capable, want))
 }
 
 /// `FUSE_CAP_READDIRPLUS`, without the choice of the kernel.

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -14,12 +15,15 @@ use super::abi::{LowOperations, SessionFunctions};
 use super::port::LowPort;
 use super::requests;
 use crate::abi::ConnInfoThree;
-use crate::handle::{HandleKind, MountedDevice, kind_of, lock};
+use crate::handle::{HandleKind, MountedDevice, kind_of, largest_write, lock};
 use crate::logging::error;
 use crate::options::{ApiVersion, ConnOptions, MountChoice, OptionOutcome, take_from};
 
 /// Interrupts that are remembered until their requests come.
 const EARLY_MOST: usize = 256;
+
+/// The time for which an interrupt is remembered: a thread gives a request to the program right after it has received it.
+const EARLY_FOR: Duration = Duration::from_secs(1);
 
 /// The side of the program.
 pub(crate) enum LowService {
@@ -43,7 +47,7 @@ pub struct LowSession {
     mounted: Mutex<Option<Arc<MountedDevice>>>,
     port: Mutex<Option<Arc<LowPort>>>,
     state: AtomicU8,
-    /// The offer to the program and its wishes, once INIT has come.
+    /// The offer to the program, and its choice, once INIT has come.
     pub(crate) conn: Mutex<ConnInfoThree>,
     /// The capabilities in `conn`.
     want: AtomicU32,
@@ -56,8 +60,8 @@ pub struct LowSession {
     pub(crate) wakeup: OwnedFd,
     /// The cookies of the program for pages that it has requested.
     pub(crate) retrievals: Mutex<HashMap<u64, RetrievalCookie>>,
-    early: Mutex<VecDeque<u64>>,
-    early_count: AtomicUsize,
+    /// Interrupts whose requests the program does not have yet.
+    early: EarlyInterrupts,
 }
 
 /// The cookie of `fuse_lowlevel_notify_retrieve`.
@@ -126,10 +130,7 @@ impl LowSession {
     ) -> Result<Arc<Self>, String> {
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| format!("fuse: eventfd: {errno}"))?;
-        let largest = match version {
-            ApiVersion::Two => crate::handle::WRITE_TWO,
-            ApiVersion::Three => crate::handle::WRITE_THREE,
-        };
+        let largest = largest_write(version);
         Ok(Arc::new(LowSession {
             kind: HandleKind::Inodes,
             version,
@@ -148,8 +149,7 @@ impl LowSession {
             error: AtomicI32::new(0),
             wakeup,
             retrievals: Mutex::new(HashMap::new()),
-            early: Mutex::new(VecDeque::new()),
-            early_count: AtomicUsize::new(0),
+            early: EarlyInterrupts::default(),
         }))
     }
 
@@ -200,7 +200,7 @@ impl LowSession {
 
     /// The pointer to the mount, which programs of libfuse 2 have as a channel.
     pub(crate) fn channel(&self) -> *mut c_void {
-        self.mounted_device().map_or(null_mut(), |mounted| Arc::as_ptr(&mounted).cast_mut().cast())
+        self.mounted_device().map_or(null_mut(), |mounted| mounted.as_channel())
     }
 
     /// Unmounts, and closes the device.
@@ -246,7 +246,7 @@ impl LowSession {
             self.error.store(reason, Ordering::SeqCst);
         }
         self.has_exited.store(true, Ordering::SeqCst);
-        // A counter that is full has been rung.
+        // A counter that is full has woken the loop before.
         let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
@@ -318,14 +318,7 @@ impl LowSession {
     /// Interrupts a request, now or when it comes.
     pub(crate) fn interrupt(&self, unique: u64) {
         // Noted before the search: the thread that gives the request to the program first gives it, and then looks here.
-        {
-            let mut early = lock(&self.early);
-            if early.len() == EARLY_MOST {
-                early.pop_front();
-            }
-            early.push_back(unique);
-            self.early_count.store(early.len(), Ordering::SeqCst);
-        }
+        self.early.note(unique, Instant::now());
         if let Some((pointer, request)) = requests::find(self, unique)
             && self.was_interrupted(unique)
         {
@@ -335,16 +328,7 @@ impl LowSession {
 
     /// Takes the note about a request that was interrupted.
     pub(crate) fn was_interrupted(&self, unique: u64) -> bool {
-        if self.early_count.load(Ordering::SeqCst) == 0 {
-            return false;
-        }
-        let mut early = lock(&self.early);
-        let place = early.iter().position(|&noted| noted == unique);
-        if let Some(place) = place {
-            early.remove(place);
-            self.early_count.store(early.len(), Ordering::SeqCst);
-        }
-        place.is_some()
+        self.early.take(unique)
     }
 
     /// Passes a whole message to the functions of the program.
@@ -354,6 +338,43 @@ impl LowSession {
             // SAFETY: the function is the program's for this purpose, and the message lives until it returns.
             unsafe { process(data, bytes, message.len(), self.channel()) };
         }
+    }
+}
+
+/// Interrupts that came before the program had their requests, the oldest first. An interrupt of a request that was answered meanwhile
+/// is among them, too, and goes after [`EARLY_FOR`]: no request looks for it.
+#[derive(Default)]
+struct EarlyInterrupts {
+    notes: Mutex<VecDeque<(u64, Instant)>>,
+    /// The number of notes: without any, a request takes no lock.
+    count: AtomicUsize,
+}
+
+impl EarlyInterrupts {
+    fn note(&self, unique: u64, now: Instant) {
+        let mut notes = lock(&self.notes);
+        if notes.len() == EARLY_MOST {
+            notes.pop_front();
+        }
+        notes.push_back((unique, now));
+        self.count.store(notes.len(), Ordering::SeqCst);
+    }
+
+    /// Takes the note about a request. True if there is one.
+    fn take(&self, unique: u64) -> bool {
+        self.count.load(Ordering::SeqCst) > 0 && self.take_at(unique, Instant::now())
+    }
+
+    fn take_at(&self, unique: u64, now: Instant) -> bool {
+        let mut notes = lock(&self.notes);
+        let place = notes.iter().position(|&(noted, _)| noted == unique);
+        let found = place.and_then(|place| notes.remove(place));
+        let is_old = |(_, since): &(u64, Instant)| now.duration_since(*since) > EARLY_FOR;
+        while notes.front().is_some_and(is_old) {
+            notes.pop_front();
+        }
+        self.count.store(notes.len(), Ordering::SeqCst);
+        found.is_some()
     }
 }
 
@@ -425,4 +446,26 @@ pub unsafe fn destroy(pointer: *mut c_void) -> bool {
     session.abandon();
     requests::forget_all(&session);
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_that_no_request_takes_are_forgotten() {
+        let (early, begun) = (EarlyInterrupts::default(), Instant::now());
+        let count = || early.count.load(Ordering::SeqCst);
+        early.note(2, begun);
+        early.note(4, begun);
+        assert!(early.take_at(4, begun) && !early.take_at(4, begun));
+        assert_eq!(count(), 1);
+        early.note(6, begun + EARLY_FOR);
+        assert!(!early.take_at(8, begun + 2 * EARLY_FOR));
+        assert_eq!(count(), 1);
+        assert!(early.take_at(6, begun + 2 * EARLY_FOR));
+        assert_eq!(count(), 0);
+        (0..1000).for_each(|unique| early.note(unique, begun));
+        assert_eq!(count(), EARLY_MOST);
+    }
 }

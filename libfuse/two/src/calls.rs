@@ -68,7 +68,7 @@ pub unsafe extern "C" fn fuse_mount(mountpoint: *const c_char, args: *mut FuseAr
                 if !args.is_null() {
                     replace(args, &rest);
                 }
-                Arc::as_ptr(&mounted).cast_mut().cast()
+                mounted.as_channel()
             }
             Err(message) => {
                 error(&message);

@@ -23,10 +23,6 @@ use crate::compat::list;
 /// Bytes of the largest request of a mount.
 const LARGEST: usize = (128 << 10) + 4096;
 
-fn pointer(mounted: &Arc<MountedDevice>) -> *mut c_void {
-    Arc::as_ptr(mounted).cast_mut().cast()
-}
-
 /// Creates a session for the operations of a program on inodes. Returns null after an error, which is printed.
 ///
 /// # Safety
@@ -84,7 +80,7 @@ pub unsafe extern "C" fn fuse_session_destroy(session: *mut c_void) {
         let chan = low::of(session).and_then(|own| own.mounted_device());
         low::destroy(session);
         if let Some(chan) = chan {
-            fuse_chan_destroy(pointer(&chan));
+            fuse_chan_destroy(chan.as_channel());
         }
     }
 }
@@ -142,7 +138,7 @@ pub unsafe extern "C" fn fuse_session_next_chan(
         let of_paths = handle_of(session).and_then(FuseHandle::mounted_device);
         of_paths.or_else(|| low::of(session)?.mounted_device())
     };
-    mounted.filter(|_| chan.is_null()).map_or(null_mut(), |mounted| pointer(&mounted))
+    mounted.filter(|_| chan.is_null()).map_or(null_mut(), |mounted| mounted.as_channel())
 }
 
 /// The number of the device of a channel, or -1.
@@ -183,7 +179,7 @@ pub unsafe extern "C" fn fuse_chan_destroy(chan: *mut c_void) {
 
 fn remember_channel(port: Arc<LowPort>, size: usize, data: *mut c_void) -> *mut c_void {
     let made = MountedDevice::without_mount(Arc::clone(&port), size, data);
-    let chan = pointer(&remember_mount(made));
+    let chan = remember_mount(made).as_channel();
     port.set_channel(chan);
     chan
 }
@@ -346,11 +342,6 @@ pub unsafe extern "C" fn fuse_session_receive_buf(
     }
 }
 
-/// The session that serves a channel.
-fn session_of(chan: *mut c_void) -> *mut c_void {
-    fuse_chan_session(chan)
-}
-
 /// Drops attributes that the kernel caches of an inode, and data from `off` on, unless that is negative.
 ///
 /// # Safety
@@ -363,7 +354,7 @@ pub unsafe extern "C" fn notify_inval_inode(
     len: off_t,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { inval_inode(session_of(chan), ino, off, len) }
+    unsafe { inval_inode(fuse_chan_session(chan), ino, off, len) }
 }
 
 /// Drops a name that the kernel caches.
@@ -378,7 +369,7 @@ pub unsafe extern "C" fn notify_inval_entry(
     len: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { inval_entry(session_of(chan), parent, name, len) }
+    unsafe { inval_entry(fuse_chan_session(chan), parent, name, len) }
 }
 
 /// Reports that a name was removed.
@@ -394,7 +385,7 @@ pub unsafe extern "C" fn notify_delete(
     len: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { delete(session_of(chan), parent, child, name, len) }
+    unsafe { delete(fuse_chan_session(chan), parent, child, name, len) }
 }
 
 /// Stores data in the page cache of an inode.
@@ -410,7 +401,7 @@ pub unsafe extern "C" fn notify_store(
     flags: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { store(session_of(chan), ino, offset, parts, flags) }
+    unsafe { store(fuse_chan_session(chan), ino, offset, parts, flags) }
 }
 
 /// Requests data of the page cache of an inode, which `retrieve_reply` of the program gets with the cookie.
@@ -426,5 +417,5 @@ pub unsafe extern "C" fn notify_retrieve(
     cookie: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { retrieve(session_of(chan), ino, size, offset, cookie) }
+    unsafe { retrieve(fuse_chan_session(chan), ino, size, offset, cookie) }
 }
