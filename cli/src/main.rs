@@ -120,7 +120,6 @@ enum CliCommand {
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
     limits::survive_file_sizes();
-    completions::answer_shell();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
@@ -129,6 +128,7 @@ fn main() -> ExitCode {
     if umount_helper::is_meant(&arguments) {
         return umount_helper::run(&arguments);
     }
+    completions::answer_shell();
     let is_fsck = arguments.get(1).is_some_and(|word| word == "fsck");
     let parsed = match parse_one(&arguments) {
         Some(command) => Ok(DefuseCli { command }),
