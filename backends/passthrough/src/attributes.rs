@@ -9,12 +9,13 @@ use defuse_fs::{
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
 use crate::creds::{CreateCredentials, become_owner, keep_suidgid, run_as_decided};
-use crate::inode::LowerInode;
-use crate::lower::{OrErrno, ProcPath, StatxResult};
-use crate::open_files::LowerOpenFile;
+use crate::lower::{OrErrno, StatxResult};
 use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
+use crate::proc_path::ProcPath;
 use crate::sys;
+use crate::tables::inode::LowerInode;
+use crate::tables::open_files::LowerOpenFile;
 
 /// Maximum size of a value, and of a list of names: `XATTR_SIZE_MAX`.
 const XATTR_MAX: usize = 64 << 10;
@@ -39,7 +40,7 @@ impl Passthrough {
         self.attributes_of(&inode, &stat)
     }
 
-    /// The attributes of an inode with this status. Its device may have changed (`watches.rs`).
+    /// The attributes of an inode with this status. Its device may have changed (`changing_numbers.rs`).
     fn attributes_of(&self, inode: &LowerInode, stat: &StatxResult) -> Result<Attr> {
         let known = inode.key.mount;
         let mount = self.mounts.find(stat.mount_id(), known).unwrap_or(known);

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use defuse_fs::native::LastRelease;
 use defuse_fs::{File, FileKind, Ino};
 
-use crate::inode::InodeKey;
 use crate::lower::StatxResult;
-use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
+use crate::tables::inode::InodeKey;
+use crate::tables::mounts::LowerMount;
 
 impl Passthrough {
     /// True if the inode of an open file on this mount needs no handle. It needs one where frontends keep names, and with them inodes,

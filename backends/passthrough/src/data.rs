@@ -13,11 +13,11 @@ use rustix::io::FdFlags;
 
 use crate::creds::{keep_suidgid, run_as_decided};
 use crate::handle::is_made_up;
-use crate::inode::LowerInode;
 use crate::lower::OrErrno;
-use crate::open_files::LowerOpenFile;
 use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
+use crate::tables::inode::LowerInode;
+use crate::tables::open_files::LowerOpenFile;
 
 /// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out unless the program gets the
 /// descriptor: it has no meaning for a regular file, but makes open fail where a lease is held.

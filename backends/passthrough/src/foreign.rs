@@ -1,84 +1,18 @@
-//! File systems that are mounted below the source, which can be unmounted while they are served.
-//!
-//! A descriptor keeps its mount busy for umount(8). Descriptors of the source's own mount may last. On any other mount
-//! a descriptor outlives its operation only while it is used: a thread closes descriptors that were unused for a
-//! second, and requests that frontends forget the inodes that need a descriptor of their own (without file handles and
-//! birth times). The thread exists while there is something to close. Afterwards a mount is opened again by the name at
-//! which it was found.
+//! Operations on file systems that are mounted below the source: where their roots are found again, and which cache has the
+//! descriptors of their inodes (`tables/foreign_mounts.rs`).
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
-use defuse_fs::{Errno, Ino, Result};
+use defuse_fs::{Errno, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::fd_cache::FdCache;
-use crate::inode::LowerInode;
 use crate::lower::{MountId, OrErrno, StatxResult};
-use crate::mounts::{LowerMount, MountRef};
 use crate::passthrough::Passthrough;
-use crate::pruning::InodePruning;
-use crate::sys;
-
-/// A descriptor that was unused for this time is closed.
-const IDLE: Duration = Duration::from_secs(1);
-
-/// The descriptors on foreign mounts, which the closing thread shares.
-pub(crate) struct ForeignMounts(Arc<ForeignDescriptors>);
-
-pub(crate) struct ForeignDescriptors {
-    /// `O_PATH` descriptors of inodes, made when the first foreign mount is used.
-    cache: OnceLock<FdCache>,
-    capacity: usize,
-    /// Roots of mounts by index, open for reading.
-    roots: Mutex<HashMap<u32, MountRoot>>,
-    /// Inodes that need their descriptors.
-    pinned: Mutex<Vec<Weak<LowerInode>>>,
-    /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory in a kernel's memory.
-    absent: Mutex<VecDeque<AbsentName>>,
-    /// A pinned descriptor was used since the last look.
-    is_pin_used: AtomicBool,
-    pruning: Arc<InodePruning>,
-    /// The process of the closing thread, or 0. A child of fork(2) has no thread.
-    closer: AtomicU32,
-    is_over: AtomicBool,
-}
-
-/// A name that a pinned directory did not have.
-struct AbsentName {
-    dir: Weak<LowerInode>,
-    name: Box<[u8]>,
-}
-
-impl AbsentName {
-    /// The name, if the directory does not have it now either. A kernel that forgets a name which was made meanwhile detaches what is
-    /// mounted there.
-    fn check_again(self) -> Option<(Ino, Box<[u8]>)> {
-        let dir = self.dir.upgrade()?;
-        let pin = dir.pin.load_full()?;
-        let is_absent = matches!(StatxResult::read_at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
-        is_absent.then(|| (dir.ino(), self.name))
-    }
-}
-
-/// Where a mount was found, and its root.
-struct MountRoot {
-    place: Option<MountPlace>,
-    fd: Option<Arc<OwnedFd>>,
-    is_used: bool,
-}
-
-/// The directory and name at which a mount was found.
-#[derive(Clone)]
-struct MountPlace {
-    dir: Weak<LowerInode>,
-    /// The inode, unless its descriptor keeps another foreign mount busy.
-    kept: Option<Arc<LowerInode>>,
-    name: Box<[u8]>,
-}
+use crate::tables::fd_cache::FdCache;
+use crate::tables::foreign_mounts::{FoundRoot, MountPlace};
+use crate::tables::inode::LowerInode;
+use crate::tables::mounts::{LowerMount, MountRef};
 
 /// The root of a mount, for open_by_handle_at(2).
 pub(crate) enum RootFd<'a> {
@@ -95,223 +29,12 @@ impl AsFd for RootFd<'_> {
     }
 }
 
-impl ForeignMounts {
-    pub(crate) fn new(capacity: usize, pruning: Arc<InodePruning>) -> Self {
-        ForeignMounts(Arc::new(ForeignDescriptors {
-            cache: OnceLock::new(),
-            capacity,
-            roots: Mutex::default(),
-            pinned: Mutex::default(),
-            absent: Mutex::default(),
-            is_pin_used: AtomicBool::new(false),
-            pruning,
-            closer: AtomicU32::new(0),
-            is_over: AtomicBool::new(false),
-        }))
-    }
-
-    /// The cache of descriptors of inodes. A caller that adds one calls [`close_later`](Self::close_later) next.
-    pub(crate) fn cache(&self) -> &FdCache {
-        self.0.cache.get_or_init(|| FdCache::new(self.0.capacity))
-    }
-
-    /// The cache of descriptors, if it exists.
-    pub(crate) fn existing_cache(&self) -> Option<&FdCache> {
-        self.0.cache.get()
-    }
-
-    /// Number of roots that are open.
-    pub(crate) fn open_roots(&self) -> usize {
-        lock(&self.0.roots).values().filter(|root| root.fd.is_some()).count()
-    }
-
-    /// The indexes of the mounts whose places are known.
-    pub(crate) fn indexes(&self) -> Vec<u32> {
-        lock(&self.0.roots).keys().copied().collect()
-    }
-
-    /// Forgets the places of mounts that have left the table.
-    pub(crate) fn forget_roots(&self, is_gone: impl Fn(u32) -> bool) {
-        let gone: Vec<_> = lock(&self.0.roots).extract_if(|index, _| is_gone(*index)).collect();
-        // Outside of the lock: closing may wait for the file system.
-        drop(gone);
-    }
-
-    /// Notes that a descriptor of a pinned inode is used.
-    pub(crate) fn note_pin_use(&self) {
-        if !self.0.is_pin_used.load(Ordering::Relaxed) {
-            self.0.is_pin_used.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Lets frontends forget the pinned inode when it is unused.
-    pub(crate) fn add_pinned(&self, inode: &Arc<LowerInode>) {
-        self.note_pin_use();
-        let mut pinned = lock(&self.0.pinned);
-        if pinned.len() == pinned.capacity() {
-            pinned.retain(is_pinned);
-            let len = pinned.len();
-            pinned.reserve(len + 1);
-        }
-        pinned.push(Arc::downgrade(inode));
-        drop(pinned);
-        self.close_later();
-    }
-
-    fn set_root(&self, mount: u32, fd: Arc<OwnedFd>) {
-        let mut roots = lock(&self.0.roots);
-        let root = roots.entry(mount).or_insert_with(MountRoot::new);
-        let old = root.fd.replace(fd);
-        root.is_used = true;
-        drop(roots);
-        drop(old);
-        self.close_later();
-    }
-
-    /// Starts the closing thread, unless there is one.
-    pub(crate) fn close_later(&self) {
-        let process = std::process::id();
-        let before = self.0.closer.load(Ordering::SeqCst);
-        let replace = |from| {
-            self.0.closer.compare_exchange(from, process, Ordering::SeqCst, Ordering::SeqCst)
-        };
-        if before == process || replace(before).is_err() {
-            return;
-        }
-        let descriptors = Arc::clone(&self.0);
-        let close = move || {
-            sys::take_no_signals();
-            descriptors.close_unused();
-        };
-        if std::thread::Builder::new().name("defuse-foreign".into()).spawn(close).is_err() {
-            // Without the thread nothing is kept. The next operation tries again.
-            self.0.closer.store(0, Ordering::SeqCst);
-            self.0.close_all();
-        }
-    }
-}
-
-impl Drop for ForeignMounts {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::SeqCst);
-        self.0.close_all();
-    }
-}
-
-impl MountRoot {
-    fn new() -> Self {
-        MountRoot { place: None, fd: None, is_used: false }
-    }
-
-    /// The descriptor, if it was not used since the last call.
-    fn take_unused(&mut self) -> Option<Arc<OwnedFd>> {
-        if std::mem::take(&mut self.is_used) { None } else { self.fd.take() }
-    }
-}
-
-impl ForeignDescriptors {
-    /// The closing thread, until nothing is left to close.
-    fn close_unused(&self) {
-        let mut pause = ForgetPause::default();
-        loop {
-            std::thread::sleep(IDLE);
-            if let Some(cache) = self.cache.get() {
-                cache.sweep();
-            }
-            // Closed outside of the lock: closing may wait for the file system.
-            let unused: Vec<_> =
-                lock(&self.roots).values_mut().filter_map(MountRoot::take_unused).collect();
-            drop(unused);
-            let is_idle = !self.is_pin_used.swap(false, Ordering::Relaxed);
-            if pause.is_over(is_idle) {
-                self.prune();
-            }
-            if self.is_over.load(Ordering::SeqCst) {
-                return self.close_all();
-            }
-            if !self.has_any() {
-                self.closer.store(0, Ordering::SeqCst);
-                // A descriptor that was added just before may have met this thread.
-                let process = std::process::id();
-                let go_on =
-                    || self.closer.compare_exchange(0, process, Ordering::SeqCst, Ordering::SeqCst);
-                if !self.has_any() || go_on().is_err() {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Requests that frontends forget the pinned inodes. Inodes in use stay.
-    fn prune(&self) {
-        let mut pinned = lock(&self.pinned);
-        pinned.retain(is_pinned);
-        // An inode in a directory was found after the directory, and goes first.
-        let inodes: Vec<Ino> =
-            pinned.iter().rev().filter_map(Weak::upgrade).map(|inode| inode.ino()).collect();
-        drop(pinned);
-        let absent = std::mem::take(&mut *lock(&self.absent));
-        let absent: Vec<_> = absent.into_iter().filter_map(AbsentName::check_again).collect();
-        if !inodes.is_empty() {
-            self.pruning.ask_for(&absent, &inodes);
-        }
-    }
-
-    fn has_any(&self) -> bool {
-        self.cache.get().is_some_and(|cache| cache.counts().0 > 0)
-            || lock(&self.roots).values().any(|root| root.fd.is_some())
-            || !lock(&self.pinned).is_empty()
-    }
-
-    fn close_all(&self) {
-        if let Some(cache) = self.cache.get() {
-            cache.shrink(usize::MAX);
-        }
-        lock(&self.roots).values_mut().for_each(|root| root.fd = None);
-        lock(&self.pinned).clear();
-        lock(&self.absent).clear();
-    }
-}
-
-/// The looks between two requests to forget, more and more: inodes may be in use for long.
-#[derive(Default)]
-struct ForgetPause {
-    length: u32,
-    left: u32,
-}
-
-impl ForgetPause {
-    const MOST: u32 = 64;
-
-    /// True if it is time for a request, where pins were unused (`is_idle`) since the last look.
-    fn is_over(&mut self, is_idle: bool) -> bool {
-        if !is_idle {
-            *self = ForgetPause::default();
-            return false;
-        }
-        if self.left > 0 {
-            self.left -= 1;
-            return false;
-        }
-        self.length = (self.length * 2).clamp(1, ForgetPause::MOST);
-        self.left = self.length - 1;
-        true
-    }
-}
-
 impl Passthrough {
     /// Records that the directory `dir` has no `name`, which a frontend may remember.
     pub(crate) fn note_absent(&self, dir: &Arc<LowerInode>, name: &[u8]) {
-        /// Number of names. A directory with older ones stays longer.
-        const MOST: usize = 4096;
-        if dir.key.mount == 0 || !dir.is_pinned() || !self.is_foreign(dir.key.mount) {
-            return;
+        if dir.key.mount != 0 && dir.is_pinned() && self.is_foreign(dir.key.mount) {
+            self.foreign.add_absent(dir, name);
         }
-        let mut absent = lock(&self.foreign.0.absent);
-        if absent.len() == MOST {
-            absent.pop_front();
-        }
-        absent.push_back(AbsentName { dir: Arc::downgrade(dir), name: name.into() });
     }
 
     /// True if descriptors on the mount with this index must not last.
@@ -341,22 +64,6 @@ impl Passthrough {
         }
     }
 
-    /// Records that the root of the mount with this index was found as `name` in `dir`.
-    pub(crate) fn note_mount_place(&self, mount: u32, dir: &Arc<LowerInode>, name: &[u8]) {
-        let mut roots = lock(&self.foreign.0.roots);
-        let root = roots.entry(mount).or_insert_with(MountRoot::new);
-        let is_it =
-            |place: &MountPlace| place.dir.as_ptr() == Arc::as_ptr(dir) && *place.name == *name;
-        if root.place.as_ref().is_some_and(is_it) {
-            return;
-        }
-        let kept = (!dir.is_pinned() || dir.key.mount == 0).then(|| Arc::clone(dir));
-        let place = MountPlace { dir: Arc::downgrade(dir), kept, name: name.into() };
-        let old = root.place.replace(place);
-        drop(roots);
-        drop(old);
-    }
-
     /// Keeps `fd`, the root of a foreign mount, for a while.
     pub(crate) fn keep_root(&self, mount: u32, fd: OwnedFd) {
         self.foreign.set_root(mount, Arc::new(self.place_descriptor(fd)));
@@ -372,23 +79,18 @@ impl Passthrough {
             other if let Some(fd) = &other.fd => return Ok(RootFd::Shared(Arc::clone(fd))),
             _ => {}
         }
-        let place = {
-            let mut roots = lock(&self.foreign.0.roots);
-            let root = roots.get_mut(&index).ok_or(Errno::ESTALE)?;
-            root.is_used = true;
-            if let Some(fd) = &root.fd {
-                return Ok(RootFd::Shared(Arc::clone(fd)));
-            }
-            root.place.clone().ok_or(Errno::ESTALE)?
+        let place = match self.foreign.find_root(index)? {
+            FoundRoot::Open(fd) => return Ok(RootFd::Shared(fd)),
+            FoundRoot::Closed(place) => place,
         };
-        let fd = Arc::new(self.place_descriptor(self.open_root(place, mount.id)?));
+        let fd = Arc::new(self.place_descriptor(self.open_root(&place, mount.id)?));
         self.foreign.set_root(index, Arc::clone(&fd));
         Ok(RootFd::Shared(fd))
     }
 
     /// Opens the root of the mount `id` where it was found. Fails with `ESTALE` if it is no longer there.
-    fn open_root(&self, place: MountPlace, id: MountId) -> Result<OwnedFd> {
-        let dir = self.fd(&*place.kept.or_else(|| place.dir.upgrade()).ok_or(Errno::ESTALE)?)?;
+    fn open_root(&self, place: &MountPlace, id: MountId) -> Result<OwnedFd> {
+        let dir = self.fd(&*place.dir().ok_or(Errno::ESTALE)?)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&dir, &*place.name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
@@ -400,18 +102,9 @@ impl Passthrough {
 
     /// True if a mount is no longer where it was found. Its root may be open.
     pub(crate) fn has_ended(&self, index: u32) -> bool {
-        let place = lock(&self.foreign.0.roots).get(&index).map(|root| root.place.clone());
-        let Some(Some(place)) = place else { return true };
+        let Some(place) = self.foreign.place(index) else { return true };
         let Ok(mount) = self.mounts.get(index) else { return true };
-        let opened = self.open_root(place, mount.id);
+        let opened = self.open_root(&place, mount.id);
         matches!(opened, Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR))
     }
-}
-
-fn is_pinned(inode: &Weak<LowerInode>) -> bool {
-    inode.upgrade().is_some_and(|inode| inode.is_pinned())
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,39 +18,21 @@
 //!
 //! The rules for birth times assume that the clock of the machine is not set back to the same nanosecond. Handles do not depend on it.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use defuse_fs::{Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::handle::CompactHandle;
-use crate::inode::{InodeKey, LowerInode};
-use crate::lower::{OrErrno, ProcPath, StatxResult};
-use crate::mounts::LowerMount;
+use crate::lower::{OrErrno, StatxResult};
 use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
+use crate::proc_path::ProcPath;
 use crate::sys;
-
-/// The time of the last tick of the clock by which file systems date new inodes, in nanoseconds since 1970.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ClockTick(u64);
-
-impl ClockTick {
-    pub(crate) fn now() -> Self {
-        let now = clock_gettime(ClockId::RealtimeCoarse);
-        let ns = (now.tv_sec as u64).wrapping_mul(1_000_000_000);
-        ClockTick(ns.wrapping_add(now.tv_nsec as u64))
-    }
-
-    /// True if an inode that existed at this tick has a birth time that no later inode can have.
-    fn is_after(self, birth: u64) -> bool {
-        birth < self.0
-    }
-}
+use crate::tables::inode::{InodeKey, LowerInode};
+use crate::tables::mounts::LowerMount;
+use crate::tables::young::ClockTick;
 
 impl LowerMount {
     /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
@@ -121,32 +103,7 @@ impl Passthrough {
         let path = ProcPath::new(found.as_fd());
         rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty()).or_errno()
     }
-}
 
-/// Inodes without handles that have a descriptor until the clock has passed their birth times, the oldest first.
-#[derive(Default)]
-pub(crate) struct YoungInodes(Mutex<VecDeque<(u64, Arc<LowerInode>)>>);
-
-impl YoungInodes {
-    fn add(&self, inode: Arc<LowerInode>) {
-        let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        young.push_back((inode.key.birth, inode));
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    /// Removes up to `most` inodes whose birth times the clock has passed.
-    fn take_grown(&self, tick: ClockTick, most: usize) -> Vec<Arc<LowerInode>> {
-        let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_grown = |(birth, _): &(u64, Arc<LowerInode>)| tick.is_after(*birth);
-        let grown = young.iter().take(most).take_while(|entry| is_grown(entry)).count();
-        young.drain(..grown).map(|(_, inode)| inode).collect()
-    }
-}
-
-impl Passthrough {
     /// Lets the inode `ino`, which was pinned because it is young, go on without the pin in a while. The caller records its name.
     pub(crate) fn note_young(&self, ino: Ino) {
         /// More than are added by one operation, so that their number falls.

@@ -21,11 +21,11 @@
 //! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which no
 //!   caller opens such a successor through the removed inode.
 //! - Numbers of an overlay without `nfs_export` change, and those of its hard links are no identity: such inodes are known by their
-//!   descriptors (`watches.rs`).
+//!   descriptors (`tables/watches.rs`).
 //!
-//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`), and others take its place in the
+//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`tables/foreign_mounts.rs`), and others take its place in the
 //!   table of mounts (`reuse.rs`). The own mount is not entered
-//!   (`own_mount.rs`).
+//!   (`tables/own_mount.rs`).
 //!
 //! # System calls per operation
 //!
@@ -71,38 +71,31 @@
 
 mod attributes;
 mod by_open_file;
+mod changing_numbers;
 mod control;
 mod creds;
 mod data;
 mod directory;
 mod error;
-mod fd_cache;
 mod file_system;
 mod foreign;
 mod handle;
 mod identity;
-mod inode;
 mod kind;
 mod lease;
 mod locks;
 mod lookup;
 mod lower;
-mod mounts;
 mod names;
-mod open_files;
 mod options;
-mod own_mount;
 mod passthrough;
-mod positions;
-mod pruning;
-mod recent;
+mod proc_path;
 mod removal;
 mod reopen;
 mod reuse;
-mod slab;
 #[allow(unsafe_code)]
 mod sys;
-mod watches;
+mod tables;
 
 pub use defuse_fs::source::{GrantedEffects, LockPlace};
 pub use error::SourceError;

@@ -9,11 +9,12 @@ use rustix::path::Arg;
 
 use crate::data::{OpenDescriptors, keeps_bits};
 use crate::handle::CompactHandle;
-use crate::identity::ClockTick;
-use crate::inode::{FoundInode, InodeKey, LowerInode, ReopenMethod};
-use crate::lower::{OrErrno, ProcPath, StatxResult};
+use crate::lower::{OrErrno, StatxResult};
 use crate::passthrough::Passthrough;
+use crate::proc_path::ProcPath;
 use crate::sys;
+use crate::tables::inode::{FoundInode, InodeKey, LowerInode, ReopenMethod};
+use crate::tables::young::ClockTick;
 
 /// The use of the descriptor by which an inode was found.
 enum DescriptorUse {
@@ -364,6 +365,25 @@ impl Passthrough {
                 self.locks.forget(ino);
             }
         }
+    }
+
+    /// The directory below the own mount, if that is `name` in `dir`.
+    fn find_covered(&self, dir: &LowerInode, name: &[u8]) -> Option<BorrowedFd<'_>> {
+        let own = self.own_mount.as_ref()?;
+        let mount = self.mounts.get(dir.key.mount).ok()?;
+        own.is_at(mount.id, dir.key.ino, name).then(|| own.covered_dir())
+    }
+
+    /// True if the own mount is `name` in `dir`. A system call with that name would call this file system.
+    pub(crate) fn is_own_mount(&self, dir: &LowerInode, name: &[u8]) -> bool {
+        self.find_covered(dir, name).is_some()
+    }
+
+    /// Looks up the directory below the own mount, if that is `name` in `dir`. Counts a lookup.
+    fn lookup_covered(&self, dir: &LowerInode, name: &[u8]) -> Option<Result<Entry>> {
+        let covered = self.find_covered(dir, name)?;
+        let copy = self.with_spare_fds(|| rustix::io::fcntl_dupfd_cloexec(covered, 0).or_errno());
+        Some(copy.and_then(|fd| self.enter_path_fd(dir.key.mount, fd, false)))
     }
 }
 

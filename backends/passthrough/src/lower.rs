@@ -1,9 +1,8 @@
-//! Helpers for system calls on the lower file system: errors, attributes, `/proc` paths.
+//! Helpers for system calls on the lower file system: errors, attributes, mounts.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::mounts::place_of;
 use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
@@ -79,6 +78,17 @@ impl<T> OrErrno<T> for rustix::io::Result<T> {
     fn or_errno(self) -> Result<T> {
         self.map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
+}
+
+/// Maximum number of mounts (and btrfs subvolumes) that are known at a time.
+pub(crate) const MAX_MOUNTS: usize = 1024;
+
+/// The bits of the index of a mount that are its place in the table; the others are a generation.
+pub(crate) const PLACE_BITS: u32 = MAX_MOUNTS.trailing_zeros();
+
+/// The place of the mount with this index, which no other mount has at the same time.
+pub(crate) fn place_of(index: u32) -> u32 {
+    index & (MAX_MOUNTS as u32 - 1)
 }
 
 /// Mount and device of an inode.
@@ -199,55 +209,4 @@ pub(crate) fn distinct_ino(ino: u64, mount: u32) -> u64 {
 
 fn timestamp(time: StatxTimestamp) -> Timestamp {
     Timestamp { secs: time.tv_sec, nanos: time.tv_nsec }
-}
-
-/// The `/proc` path of the descriptor `fd`, NUL-terminated, without an allocation.
-pub(crate) struct ProcPath {
-    bytes: [u8; 32],
-}
-
-impl ProcPath {
-    pub(crate) fn new(fd: BorrowedFd<'_>) -> Self {
-        const PREFIX: &[u8] = b"/proc/self/fd/";
-        let mut bytes = [0; 32];
-        bytes[..PREFIX.len()].copy_from_slice(PREFIX);
-        let mut digits = [0; 10];
-        let (mut rest, mut at) = (fd.as_raw_fd().unsigned_abs(), digits.len());
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        bytes[PREFIX.len()..][..digits.len() - at].copy_from_slice(&digits[at..]);
-        ProcPath { bytes }
-    }
-
-    pub(crate) fn as_c_str(&self) -> &std::ffi::CStr {
-        // A prefix of 14 bytes and at most 10 digits leave NULs in 32 bytes.
-        std::ffi::CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
-    }
-
-    /// The path of `name` below it.
-    pub(crate) fn join(&self, name: &[u8]) -> Vec<u8> {
-        let dir = self.as_c_str().to_bytes();
-        [dir, b"/", name].concat()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::fd::AsFd;
-
-    #[test]
-    fn a_proc_path_has_the_number_in_decimal() {
-        let file = std::fs::File::open("/").unwrap();
-        let path = ProcPath::new(file.as_fd());
-        let expected = format!("/proc/self/fd/{}", file.as_raw_fd());
-        assert_eq!(path.as_c_str().to_str(), Ok(&*expected));
-        assert_eq!(path.join(b"x"), format!("{expected}/x").as_bytes());
-    }
 }

@@ -10,9 +10,10 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use crate::creds::{CreateCredentials, as_owner, become_owner};
 use crate::data::keeps_bits;
-use crate::inode::LowerInode;
-use crate::lower::{OrErrno, ProcPath, StatxResult, is_below, open_parent};
+use crate::lower::{OrErrno, StatxResult, is_below, open_parent};
 use crate::passthrough::{InodeFd, Passthrough};
+use crate::proc_path::ProcPath;
+use crate::tables::inode::LowerInode;
 
 impl Passthrough {
     pub(crate) fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {

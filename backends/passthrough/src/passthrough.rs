@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use defuse_fs::posix::AccessTimeRule;
 use defuse_fs::{Errno, FileKind, Result};
@@ -12,22 +13,23 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::SourceError;
-use crate::fd_cache::FdCache;
-use crate::foreign::ForeignMounts;
-use crate::identity::YoungInodes;
-use crate::inode::{InodeTable, LowerInode, ReopenMethod};
-use crate::locks::OwnerLocks;
-use crate::lower::{self, OrErrno, ProcPath, StatxResult, move_above};
-use crate::mounts::{LowerMount, LowerMountError, MountTable};
-use crate::open_files::OpenFiles;
+use crate::lower::{self, OrErrno, StatxResult, move_above};
 use crate::options::{CredentialsPolicy, FileHandles, PassthroughOptions};
-use crate::own_mount::OwnMount;
-use crate::positions::PositionTables;
-use crate::pruning::InodePruning;
-use crate::recent::RecentFiles;
-use crate::removal::RemovalLocks;
+use crate::proc_path::ProcPath;
 use crate::sys;
-use crate::watches::IdentityWatches;
+use crate::tables::fd_cache::FdCache;
+use crate::tables::foreign_mounts::ForeignMounts;
+use crate::tables::inode::{InodeTable, LowerInode, ReopenMethod};
+use crate::tables::mounts::{LowerMount, LowerMountError, MountTable};
+use crate::tables::open_files::OpenFiles;
+use crate::tables::own_mount::OwnMount;
+use crate::tables::owner_locks::OwnerLocks;
+use crate::tables::positions::PositionTables;
+use crate::tables::pruning::InodePruning;
+use crate::tables::recent::RecentFiles;
+use crate::tables::removal_locks::RemovalLocks;
+use crate::tables::watches::IdentityWatches;
+use crate::tables::young::YoungInodes;
 
 /// Number of descriptors that the cache closes when the process has too many.
 const SHRINK_BY: usize = 64;
@@ -42,7 +44,7 @@ pub struct Passthrough {
     pub(crate) own_mount: Option<OwnMount>,
     /// Inodes whose birth time the clock has not passed, see `identity.rs`.
     pub(crate) young: YoungInodes,
-    /// Inodes whose numbers change, see `watches.rs`.
+    /// Inodes whose numbers change, see `tables/watches.rs`.
     pub(crate) watches: IdentityWatches,
     pub(crate) files: OpenFiles,
     pub(crate) positions: PositionTables,
@@ -295,6 +297,31 @@ impl Passthrough {
             }
             other => other,
         }
+    }
+
+    /// Requests that the frontends forget inodes if many are pinned.
+    pub(crate) fn prune_if_many(&self) {
+        if self.pruning.is_due(self.inodes.pin_count()) {
+            self.pruning.start(|| self.inodes.list_all());
+        }
+    }
+
+    /// Repeats `open`, which failed for lack of descriptors, while frontends forget inodes.
+    fn wait_for_pruning<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        const TRIES: usize = 200;
+        for _ in 0..TRIES {
+            if self.pruning.is_useless(self.inodes.pin_count()) {
+                break;
+            }
+            self.pruning.start(|| self.inodes.list_all());
+            std::thread::sleep(PAUSE);
+            match open() {
+                Err(Errno::EMFILE) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::EMFILE)
     }
 
     /// Logged once, because every lookup may fail from then on.

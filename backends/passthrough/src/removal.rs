@@ -7,23 +7,16 @@
 //! them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use defuse_fs::{FileKind, Ino};
 use rustix::fs::{Mode, OFlags};
 
-use crate::inode::LowerInode;
 use crate::lower::{OrErrno, StatxResult};
 use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
 use crate::sys::name_to_handle;
-
-const SHARDS: usize = 16;
-
-/// Locks for counting the names of an inode and releasing its pin. Without them, a thread that has
-/// counted a name could release the pin after another thread has removed that name.
-#[derive(Default)]
-pub(crate) struct RemovalLocks([Mutex<()>; SHARDS]);
+use crate::tables::inode::LowerInode;
 
 /// An inode that is pinned, and may not need the pin.
 pub(crate) struct UnpinCandidate {
@@ -115,8 +108,7 @@ impl Passthrough {
     pub(crate) fn settle_removed(&self, victim: Option<UnpinCandidate>) {
         match victim {
             Some(UnpinCandidate { inode, fd, is_last: true }) if inode.handle.is_some() => {
-                let lock = &self.removals.0[inode.number as usize % SHARDS];
-                let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+                let _lock = self.removals.lock(inode.number);
                 // A concurrent removal that saw an earlier name may have released the pin.
                 self.inodes.pin(&inode, fd);
             }
@@ -127,8 +119,7 @@ impl Passthrough {
     /// Releases the pin of an inode without a handle that has a name left. Returns the descriptor.
     pub(crate) fn unpin_named(&self, inode: &Arc<LowerInode>) -> Option<Arc<OwnedFd>> {
         let UnpinCandidate { fd, .. } = self.victim(Arc::clone(inode))?;
-        let lock = &self.removals.0[inode.number as usize % SHARDS];
-        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.removals.lock(inode.number);
         if StatxResult::read(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
             self.inodes.unpin(inode);
         }
@@ -138,8 +129,7 @@ impl Passthrough {
     /// Keeps the pin if the inode has no name left; otherwise releases it.
     pub(crate) fn settle(&self, victim: Option<UnpinCandidate>) {
         let Some(UnpinCandidate { inode, fd, .. }) = victim else { return };
-        let lock = &self.removals.0[inode.number as usize % SHARDS];
-        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.removals.lock(inode.number);
         let is_found = match (StatxResult::read(fd.as_fd()), &inode.handle) {
             (Ok(stat), Some(_)) => stat.nlink() > 0 && !self.keeps_descriptors(),
             (Ok(stat), None) => {

@@ -7,28 +7,13 @@
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Once, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use defuse_fs::{Errno, Result};
 
-use crate::lower::StatxResult;
-use crate::mounts::MAX_MOUNTS;
+use crate::lower::{MAX_MOUNTS, StatxResult};
 use crate::passthrough::Passthrough;
-
-/// The last search for places that can be used again. It looks at all mounts and inodes, so that lookups on a further mount must not
-/// begin one after the other.
-#[derive(Default)]
-pub(crate) struct PlaceSearch {
-    ended: Option<Instant>,
-    took: Duration,
-}
-
-impl PlaceSearch {
-    /// True if searches would take more than a tenth of the time.
-    fn is_too_soon(&self) -> bool {
-        self.ended.is_some_and(|ended| ended.elapsed() < self.took * 9)
-    }
-}
+use crate::tables::mounts::PlaceSearch;
 
 impl Passthrough {
     /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign. Fails with `ENFILE` if all mounts

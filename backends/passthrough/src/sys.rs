@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use defuse_fs::{Errno, Result};
 
 use crate::handle::{CompactHandle, MAX_HANDLE_BYTES};
-use crate::lower::ProcPath;
+use crate::proc_path::ProcPath;
 
 /// `struct file_handle` with room for the largest handle, name_to_handle_at(2).
 #[repr(C)]

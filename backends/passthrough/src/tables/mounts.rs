@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use defuse_fs::source::GrantedEffects;
@@ -11,20 +12,18 @@ use defuse_fs::{Errno, FileKind, Result, SourceRestrictions};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use crate::handle::{fs_type, is_local};
-use crate::lower::{MountId, OrErrno, ProcPath, StatxResult};
+use crate::lower::{MAX_MOUNTS, MountId, OrErrno, PLACE_BITS, StatxResult, place_of};
 use crate::options::FileHandles;
-use crate::reuse::PlaceSearch;
+use crate::proc_path::ProcPath;
 use crate::sys;
 
-/// Maximum number of mounts (and btrfs subvolumes): [`GROUPS`] of [`GROUP`].
-pub(crate) const MAX_MOUNTS: usize = GROUPS * GROUP;
-const GROUPS: usize = 64;
 const GROUP: usize = 16;
+const GROUPS: usize = MAX_MOUNTS / GROUP;
 
 /// One mount, or one subvolume of a mount: a pair of mount id and device number.
 pub(crate) struct LowerMount {
     pub(crate) id: MountId,
-    /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`foreign.rs`).
+    /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`tables/foreign_mounts.rs`).
     pub(crate) fd: Option<Arc<OwnedFd>>,
     /// It is mounted below the source: a descriptor on it keeps it busy for umount(8).
     pub(crate) is_foreign: bool,
@@ -63,6 +62,17 @@ impl LowerMount {
     pub(crate) fn birth_is_constant(&self) -> bool {
         use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, TMPFS, XFS};
         [EXT, TMPFS, XFS, BTRFS, F2FS, BCACHEFS].contains(&self.f_type)
+    }
+
+    /// True if numbers of inodes may change, or be those of several: on an overlay without file handles, and on a FUSE file system, which
+    /// may be an overlay of its own (fuse-overlayfs).
+    pub(crate) fn changes_numbers(&self) -> bool {
+        !self.handles && [fs_type::OVERLAY, fs_type::FUSE].contains(&self.f_type)
+    }
+
+    /// True if inodes without handles are found again by name.
+    pub(crate) fn reopens(&self) -> bool {
+        !self.handles && self.birth_is_constant()
     }
 
     /// True if close(2) reports no errors.
@@ -108,6 +118,21 @@ fn has_acls(fd: BorrowedFd<'_>) -> bool {
     let path = ProcPath::new(fd);
     let answer = rustix::fs::getxattr_query(path.as_c_str(), c"system.posix_acl_access");
     !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
+}
+
+/// The last search for places that can be used again. It looks at all mounts and inodes, so that lookups on a further mount must not
+/// begin one after the other.
+#[derive(Default)]
+pub(crate) struct PlaceSearch {
+    pub(crate) ended: Option<Instant>,
+    pub(crate) took: Duration,
+}
+
+impl PlaceSearch {
+    /// True if searches would take more than a tenth of the time.
+    pub(crate) fn is_too_soon(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.elapsed() < self.took * 9)
+    }
 }
 
 /// A place in the table, and the number of mounts that have left it.
@@ -159,14 +184,6 @@ pub(crate) struct MountTable {
     are_numbers_changing: AtomicBool,
     /// The warning is printed once; otherwise users could fill the log.
     warned: AtomicBool,
-}
-
-/// The bits of an index that are the place.
-const PLACE_BITS: u32 = MAX_MOUNTS.trailing_zeros();
-
-/// The place of the mount with this index, which no other mount has at the same time.
-pub(crate) fn place_of(index: u32) -> u32 {
-    index & (MAX_MOUNTS as u32 - 1)
 }
 
 impl MountTable {

@@ -6,14 +6,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use defuse_fs::{Errno, Ino, Name, Notify, Origin, Result};
+use defuse_fs::{Errno, Ino, Name, Notify, Origin};
 use rustix::process::{Resource, getrlimit};
 
-use crate::inode::LowerInode;
-use crate::passthrough::Passthrough;
 use crate::sys;
+use crate::tables::inode::LowerInode;
 
 /// Inode numbers in one notification.
 const BATCH: usize = 256;
@@ -55,6 +53,48 @@ impl InodePruning {
 }
 
 impl InodePruning {
+    /// True if so many inodes are pinned that frontends receive a request.
+    pub(crate) fn is_due(&self, pinned: usize) -> bool {
+        if pinned < self.most {
+            self.next.store(self.most, Ordering::Relaxed);
+        }
+        pinned >= self.next.load(Ordering::Relaxed)
+    }
+
+    /// True if requests free no more descriptors: few inodes are pinned, or there is no frontend.
+    pub(crate) fn is_useless(&self, pinned: usize) -> bool {
+        pinned < self.most / 2 || self.lock().is_empty()
+    }
+
+    /// Requests that frontends forget the older half of the pinned ones of `inodes`, unless they are doing so. A thread of its own
+    /// sends the requests: the kernel takes locks of directories, which the calling operation may hold.
+    pub(crate) fn start(&self, inodes: impl FnOnce() -> Vec<Arc<LowerInode>>) {
+        let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
+        if frontends.is_empty() || self.is_asking.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let mut pinned = inodes();
+        pinned.retain(|inode| inode.ino() != Ino::ROOT && inode.is_pinned());
+        // If all are in use, the next question comes after some more.
+        self.next.store(pinned.len() + self.most / 8 + 1, Ordering::Relaxed);
+        // Inodes in low slots are the oldest by and large. The younger half may be in use soon.
+        pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
+        pinned.truncate(pinned.len().div_ceil(2));
+        let unused =
+            pinned.iter().map(|inode| UnusedInode { ino: inode.ino(), place: inode.place() });
+        let unused: Vec<_> = unused.collect();
+        let is_asking = Arc::clone(&self.is_asking);
+        let ask = move || {
+            sys::take_no_signals();
+            frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
+            is_asking.store(false, Ordering::Release);
+        };
+        let started = std::thread::Builder::new().name("defuse-prune".into()).spawn(ask);
+        if started.is_err() {
+            self.is_asking.store(false, Ordering::Release);
+        }
+    }
+
     /// Requests that the frontends forget the unused ones of `inodes`, and the names `absent`, which directories do not
     /// have. Frontends that forget only by name (before Linux 6.18) are left alone: they would forget inodes in use,
     /// too, and detach mounts. It may wait for operations, and is called by a thread that holds no locks.
@@ -79,67 +119,6 @@ impl InodePruning {
 struct UnusedInode {
     ino: Ino,
     place: Option<(Ino, Box<[u8]>)>,
-}
-
-impl Passthrough {
-    /// Requests that the frontends forget inodes if many are pinned.
-    pub(crate) fn prune_if_many(&self) {
-        let pinned = self.inodes.pin_count();
-        if pinned < self.pruning.most {
-            self.pruning.next.store(self.pruning.most, Ordering::Relaxed);
-        } else if pinned >= self.pruning.next.load(Ordering::Relaxed) {
-            self.prune();
-        }
-    }
-
-    /// Sends the requests on a thread of its own: the kernel takes locks of directories, which the calling operation
-    /// may hold.
-    fn prune(&self) {
-        let frontends: Vec<_> =
-            self.pruning.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
-        if frontends.is_empty() || self.pruning.is_asking.swap(true, Ordering::Acquire) {
-            return;
-        }
-        let mut pinned: Vec<Arc<LowerInode>> = self.inodes.list_all();
-        pinned.retain(|inode| inode.ino() != Ino::ROOT && inode.is_pinned());
-        // If all are in use, the next question comes after some more.
-        let next = pinned.len() + self.pruning.most / 8 + 1;
-        self.pruning.next.store(next, Ordering::Relaxed);
-        // Inodes in low slots are the oldest by and large. The younger half may be in use soon.
-        pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
-        pinned.truncate(pinned.len().div_ceil(2));
-        let unused =
-            pinned.iter().map(|inode| UnusedInode { ino: inode.ino(), place: inode.place() });
-        let unused: Vec<_> = unused.collect();
-        let is_asking = Arc::clone(&self.pruning.is_asking);
-        let ask = move || {
-            sys::take_no_signals();
-            frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
-            is_asking.store(false, Ordering::Release);
-        };
-        let started = std::thread::Builder::new().name("defuse-prune".into()).spawn(ask);
-        if started.is_err() {
-            self.pruning.is_asking.store(false, Ordering::Release);
-        }
-    }
-
-    /// Repeats `open`, which failed for lack of descriptors, while frontends forget inodes.
-    pub(crate) fn wait_for_pruning<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
-        const PAUSE: Duration = Duration::from_millis(5);
-        const TRIES: usize = 200;
-        for _ in 0..TRIES {
-            if self.inodes.pin_count() < self.pruning.most / 2 || self.pruning.lock().is_empty() {
-                break;
-            }
-            self.prune();
-            std::thread::sleep(PAUSE);
-            match open() {
-                Err(Errno::EMFILE) => {}
-                other => return other,
-            }
-        }
-        Err(Errno::EMFILE)
-    }
 }
 
 /// Sends the requests to one frontend.

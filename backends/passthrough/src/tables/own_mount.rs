@@ -6,12 +6,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use defuse_fs::{Entry, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::inode::LowerInode;
-use crate::lower::{MountId, OrErrno, StatxResult, is_below, open_parent};
-use crate::passthrough::Passthrough;
+use crate::lower::{MountId, StatxResult, is_below, open_parent};
 
 /// A directory that a mount is about to cover, and its name.
 pub(crate) struct OwnMount {
@@ -35,27 +32,14 @@ impl OwnMount {
         let name = mountpoint.file_name()?.as_bytes().to_vec();
         Some(OwnMount { covered, parent: (stat.mount_id(), stat.ino()), name })
     }
-}
 
-impl Passthrough {
-    /// The directory below the own mount, if that is `name` in `dir`.
-    fn find_covered(&self, dir: &LowerInode, name: &[u8]) -> Option<BorrowedFd<'_>> {
-        let own = self.own_mount.as_ref()?;
-        let is_it = dir.key.ino == own.parent.1
-            && *name == *own.name
-            && self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.id == own.parent.0);
-        is_it.then(|| own.covered.as_fd())
+    /// True if it is `name` in the directory with this number on this mount.
+    pub(crate) fn is_at(&self, mount: MountId, dir: u64, name: &[u8]) -> bool {
+        (mount, dir) == self.parent && *name == *self.name
     }
 
-    /// True if the own mount is `name` in `dir`. A system call with that name would call this file system.
-    pub(crate) fn is_own_mount(&self, dir: &LowerInode, name: &[u8]) -> bool {
-        self.find_covered(dir, name).is_some()
-    }
-
-    /// Looks up the directory below the own mount, if that is `name` in `dir`. Counts a lookup.
-    pub(crate) fn lookup_covered(&self, dir: &LowerInode, name: &[u8]) -> Option<Result<Entry>> {
-        let covered = self.find_covered(dir, name)?;
-        let copy = self.with_spare_fds(|| rustix::io::fcntl_dupfd_cloexec(covered, 0).or_errno());
-        Some(copy.and_then(|fd| self.enter_path_fd(dir.key.mount, fd, false)))
+    /// The directory that the mount covers.
+    pub(crate) fn covered_dir(&self) -> BorrowedFd<'_> {
+        self.covered.as_fd()
     }
 }

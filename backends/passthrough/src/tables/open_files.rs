@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use defuse_fs::{Errno, Fh, OpenFlags, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::directory::DirStream;
-use crate::lower::{OrErrno, ProcPath};
-use crate::slab::{GenerationSlab, SHARDS, SlabIndex};
+use crate::lower::OrErrno;
+use crate::proc_path::ProcPath;
+use crate::tables::dir_stream::DirStream;
+use crate::tables::slab::{GenerationSlab, SHARDS, SlabIndex};
 
 /// Flags that fcntl(2) can change on an open file and that matter to the lower file.
 const SETTABLE: u32 = OpenFlags::APPEND | OpenFlags::DIRECT;

@@ -11,8 +11,8 @@ use hashbrown::HashTable;
 
 use crate::handle::CompactHandle;
 use crate::lease::Lease;
-use crate::reopen::InodeNames;
-use crate::slab::{GenerationSlab, SHARDS, SlabIndex};
+use crate::tables::inode_names::InodeNames;
+use crate::tables::slab::{GenerationSlab, SHARDS, SlabIndex};
 
 /// The identity of an inode in the lower file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,7 @@ pub(crate) struct LowerInode {
     pub(crate) places: Option<Box<InodeNames>>,
     /// No later inode can have `key`; see `identity.rs`.
     key_is_unique: AtomicBool,
-    /// Its numbers do not change again; see `watches.rs`.
+    /// Its numbers do not change again; see `tables/watches.rs`.
     pub(crate) has_final_numbers: AtomicBool,
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::inode::LowerInode;
+use crate::tables::inode::LowerInode;
 
 pub(crate) struct FdCache {
     slots: Box<[Mutex<FdCacheSlot>]>,
