@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::source::{SourceImage, WorkWatch, bytes};
+use defuse_shared::PagedOptions;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -33,6 +34,15 @@ pub fn open(image: &Path, writes: bool) -> Result<Box<dyn SourceImage>> {
 /// The value of `--size`.
 pub fn size(text: &str) -> std::result::Result<u64, String> {
     bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
+}
+
+/// The value of `--cache`, and of `cache` of a manager.
+pub fn cache_size(text: &str) -> std::result::Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < PagedOptions::LEAST {
+        return Err("the least is 1M: without --shared there is no cache".to_owned());
+    }
+    Ok(bytes)
 }
 
 /// Shows on a terminal how far work is, and ends it after Ctrl-C, SIGTERM or SIGHUP. A second signal kills the program, as

@@ -141,18 +141,7 @@ fn table(rows: &[MountRow], now_unix: u64) -> String {
 }
 
 fn format_age(since_unix: u64, now_unix: u64) -> String {
-    format!("{} ago", age(now_unix.saturating_sub(since_unix)))
-}
-
-/// An age, in the largest two units.
-pub fn age(seconds: u64) -> String {
-    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, _) => format!("{minutes} min"),
-        (0, _, _) => format!("{hours} h {minutes} min"),
-        _ => format!("{days} d {hours} h"),
-    }
+    format!("{} ago", registry::describe_age(now_unix.saturating_sub(since_unix)))
 }
 
 #[cfg(test)]

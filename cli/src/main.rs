@@ -27,6 +27,7 @@ mod man;
 mod manager;
 mod mkfs;
 mod mount;
+mod mount_flags;
 mod mount_helper;
 mod mount_locations;
 mod mounted;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use crate::error::{self, CommandFailure, Result};
 use crate::mount::{self, MountArgs};
-use crate::{options, remount};
+use crate::{mount_flags, options, remount};
 
 /// Exit codes that mount(8) expects of a helper: wrong use, and a failed mount.
 const WRONG_USE: u8 = 1;
@@ -204,7 +204,8 @@ fn filter_own(all: &[String], sloppy: bool) -> Vec<String> {
 fn remountable(all: Vec<String>, sloppy: bool) -> Vec<String> {
     let is_meant = |option: &String| {
         let name = name_of(option);
-        remount::is_flag(name) || !is_ignored(name) && (!sloppy || options::is_known(name))
+        mount_flags::find(name).is_some()
+            || !is_ignored(name) && (!sloppy || options::is_known(name))
     };
     all.into_iter().filter(is_meant).collect()
 }

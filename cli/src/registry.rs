@@ -377,6 +377,17 @@ fn make_dir(dir: &Path) -> Result {
     })
 }
 
+/// An age, in the largest two units.
+pub fn describe_age(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min"),
+        (0, _, _) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

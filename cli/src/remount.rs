@@ -13,7 +13,7 @@ use rustix::mount::{MountFlags, mount_remount};
 use crate::error::{self, CommandFailure, Result};
 use crate::registry::{self, RegistrationState};
 use crate::sources::SOURCES;
-use crate::{control, options, umount};
+use crate::{control, mount_flags, options, umount};
 
 /// Options that mount(8) copies from mountinfo into every remount.
 const OF_THE_KERNEL: &[&str] = &[
@@ -27,39 +27,6 @@ const OF_THE_KERNEL: &[&str] = &[
     "default_permissions",
     "max_read",
 ];
-
-/// Options that change flags: the name, the flags to clear, and the flags to set.
-const FLAGS: &[(&str, MountFlags, MountFlags)] = {
-    const NONE: MountFlags = MountFlags::empty();
-    const ATIME: MountFlags =
-        MountFlags::NOATIME.union(MountFlags::RELATIME).union(MountFlags::STRICTATIME);
-    &[
-        ("ro", NONE, MountFlags::RDONLY),
-        ("rw", MountFlags::RDONLY, NONE),
-        ("nosuid", NONE, MountFlags::NOSUID),
-        ("suid", MountFlags::NOSUID, NONE),
-        ("nodev", NONE, MountFlags::NODEV),
-        ("dev", MountFlags::NODEV, NONE),
-        ("noexec", NONE, MountFlags::NOEXEC),
-        ("exec", MountFlags::NOEXEC, NONE),
-        ("sync", NONE, MountFlags::SYNCHRONOUS),
-        ("async", MountFlags::SYNCHRONOUS, NONE),
-        ("dirsync", NONE, MountFlags::DIRSYNC),
-        ("nosymfollow", NONE, MountFlags::NOSYMFOLLOW),
-        ("symfollow", MountFlags::NOSYMFOLLOW, NONE),
-        ("noatime", ATIME, MountFlags::NOATIME),
-        ("atime", MountFlags::NOATIME, NONE),
-        ("relatime", ATIME, MountFlags::RELATIME),
-        ("strictatime", ATIME, MountFlags::STRICTATIME),
-        ("nodiratime", NONE, MountFlags::NODIRATIME),
-        ("diratime", MountFlags::NODIRATIME, NONE),
-    ]
-};
-
-/// True for an option that changes a flag.
-pub fn is_flag(name: &str) -> bool {
-    FLAGS.iter().any(|(flag, ..)| *flag == name)
-}
 
 /// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order. With `fake`,
 /// only checks them.
@@ -108,13 +75,7 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
 
 /// The present flags of a mount.
 fn flags_of(mount: &MountEntry) -> MountFlags {
-    flags_of_mount(&mount.mount_options) | flags_of_mount(&mount.super_options)
-}
-
-/// The flags in a list of mountinfo.
-pub fn flags_of_mount(list: &str) -> MountFlags {
-    let set = list.split(',').filter_map(|name| FLAGS.iter().find(|(flag, ..)| *flag == name));
-    set.fold(MountFlags::empty(), |flags, (.., set)| flags | *set)
+    mount_flags::parse(&mount.mount_options) | mount_flags::parse(&mount.super_options)
 }
 
 /// The flags after `wanted`. `known` has the options that the mount was made with.
@@ -123,8 +84,8 @@ fn change_flags(before: MountFlags, wanted: &[String], known: &[String]) -> Resu
     let mut flags = before;
     for option in wanted {
         let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
-        if let Some((_, clear, set)) = FLAGS.iter().find(|(flag, ..)| *flag == name) {
-            flags = (flags - *clear) | *set;
+        if let Some(option) = mount_flags::find(name) {
+            flags = option.apply(flags);
         } else if !OF_THE_KERNEL.contains(&name) && !known.contains(option) {
             return Err(CommandFailure::Usage(format!(
                 "option {option} cannot change while mounted: unmount, and mount it again"

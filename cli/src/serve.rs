@@ -39,7 +39,7 @@ pub struct ServeArgs {
     #[arg(long)]
     shared: bool,
     /// With --shared: bytes of memory for pages of files that clients read without a request
-    #[arg(long, value_name = "SIZE", value_parser = size, requires = "shared")]
+    #[arg(long, value_name = "SIZE", value_parser = images::cache_size, requires = "shared")]
     cache: Option<u64>,
     /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e or e
     #[arg(long, value_name = "POLICY", value_parser = PolicyKind::from_name, requires = "shared")]
@@ -86,15 +86,6 @@ impl ServeArgs {
         line.extend(["--".into(), self.source.clone(), self.socket.clone().into()]);
         line
     }
-}
-
-/// The value of `--cache`, and of `cache` of a manager.
-pub fn size(text: &str) -> std::result::Result<u64, String> {
-    let bytes = images::size(text)?;
-    if bytes < PagedOptions::LEAST {
-        return Err("the least is 1M: without --shared there is no cache".to_owned());
-    }
-    Ok(bytes)
 }
 
 /// Serves in this process or in the background.

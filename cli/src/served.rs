@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::manager::bind::{DeviceBinder, DeviceHolder};
 use crate::servers::TreeDevice;
-use crate::{list, registry, terminal};
+use crate::{registry, terminal};
 
 /// The most clients in an answer. The others are counted.
 const MOST_CLIENTS: usize = 1000;
@@ -238,7 +238,7 @@ impl ClientRow {
             self.uid.to_string(),
             pid,
             program.into_owned(),
-            list::age(self.age_ms / 1000),
+            registry::describe_age(self.age_ms / 1000),
             self.workers_busy.to_string(),
             waiting.to_string(),
             self.requests.to_string(),

@@ -14,7 +14,7 @@ use toml::Spanned;
 use crate::config_text::ConfigText;
 use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
-use crate::{paths, serve};
+use crate::{images, paths};
 
 /// The option of a source with a thread for its I/O.
 pub const WORKER: &str = "worker";
@@ -124,7 +124,7 @@ impl ManagerConfig {
         let mut pages = self.pages;
         if let Some(cache) = &written.cache {
             let place = cache.span().start;
-            pages.bytes = serve::size(cache.get_ref()).map_err(|why| wrong(place, why))?;
+            pages.bytes = images::cache_size(cache.get_ref()).map_err(|why| wrong(place, why))?;
         }
         if let Some(eviction) = &written.eviction {
             let place = eviction.span().start;

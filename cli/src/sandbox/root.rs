@@ -21,6 +21,8 @@ use rustix::mount::{
 use rustix::process::{chdir, chroot, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use crate::mount_flags;
+
 /// Files outside of the source that a daemon opens later: its own descriptors by number, the device for
 /// each worker, and those that libraries open in every program.
 const KEPT: [&str; 5] = [
@@ -194,7 +196,7 @@ fn make_dirs(path: &Path) -> Result<()> {
 
 /// The flags of `mount` that another one of the same file system must keep.
 fn flags(mount: &MountEntry) -> MountFlags {
-    crate::remount::flags_of_mount(&mount.mount_options)
+    mount_flags::parse(&mount.mount_options)
 }
 
 /// The reason why `directories` cannot be served from another namespace as they are from this one, or

@@ -354,7 +354,7 @@ fn figures() -> Vec<TreeFigure> {
             2.5,
             0.3,
         ),
-        smaller("largest circle of files in a crate", circle.len() as f64, 18.0, 4.0),
+        smaller("largest circle of files in a crate", circle.len() as f64, 12.0, 4.0),
         smaller("crates that the program names", count_named(&crates, "defuse") as f64, 19.0, 14.0),
         TreeFigure {
             name: "assertions a function (uhs, ring, served side, workers)",

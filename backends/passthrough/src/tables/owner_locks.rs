@@ -1,4 +1,4 @@
-//! POSIX and flock locks in the lower file system, [`Locks::FileSystem`](crate::Locks).
+//! POSIX and flock locks in the lower file system, [`LockPlace::FileSystem`](crate::LockPlace).
 //!
 //! POSIX locks are taken as open file description locks, fcntl(2), on one descriptor for each pair
 //! of inode and owner. Owners thus conflict with each other and with other users of the source, and
@@ -8,7 +8,7 @@
 //! A waiting lock occupies no thread. One thread retries all of them: at once after an unlock
 //! through this file system, otherwise at growing intervals. Only a blocking call would report an
 //! unlock by others, and that cannot be interrupted without a signal. A process that forks has no
-//! such thread ([`Locks::Inherited`](crate::Locks)).
+//! such thread ([`LockPlace::Inherited`](crate::LockPlace)).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
