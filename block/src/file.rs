@@ -1,5 +1,6 @@
 //! A device that is a file or a block device, past the page cache: by io_uring(7), or by threads where that is refused.
 
+mod access;
 mod bounce;
 mod buffers;
 mod facts;
@@ -7,90 +8,27 @@ mod loops;
 mod open;
 mod pool;
 mod queue;
+mod state;
 mod threads;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{BlockDevice, BlockOpKind, DeviceProperties, DeviceQueue, Errno, MemoryRegion, Result};
+use crate::{BlockDevice, DeviceProperties, DeviceQueue, Errno, MemoryRegion, Result};
+pub use access::{DeviceAccess, DeviceOpenError};
 pub use facts::ENDING;
 use open::LockedFile;
 pub use open::OpenDeviceFile;
 use pool::IoThreadPool;
 use queue::RingQueue;
+use state::FileDeviceState;
 use threads::ThreadQueue;
-
-/// Operations that a [`FileDevice`] is opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceAccess {
-    /// Reads only; others may read, too.
-    Read,
-    /// Everything. No other process has the device open through this library.
-    ReadWrite,
-}
 
 /// An open file or block device, with its facts. [`OpenDeviceFile`] has the lock.
 #[derive(Clone)]
 pub struct FileDevice {
     open: Arc<FileDeviceState>,
-}
-
-/// The state that queues share with their device.
-struct FileDeviceState {
-    locked: Arc<LockedFile>,
-    facts: DeviceProperties,
-    /// Addresses of memory for direct I/O are multiples of this.
-    alignment: usize,
-    regions: Mutex<Vec<Arc<MemoryRegion>>>,
-    /// The error of io_uring_setup(2): all queues use threads.
-    ringless: Option<Errno>,
-    pool: IoThreadPool,
-}
-
-/// A failure to open a device.
-#[derive(Debug)]
-pub enum DeviceOpenError {
-    /// A system call failed.
-    System {
-        /// The file or device.
-        path: PathBuf,
-        /// The step that failed, as a verb: "open".
-        action: &'static str,
-        /// The error.
-        errno: Errno,
-    },
-    /// Another process has the device.
-    Busy {
-        /// The file or device.
-        path: PathBuf,
-        /// The process that has the device, if the kernel shows it.
-        holder: Option<u32>,
-    },
-    /// A loop device has the file.
-    OfLoopDevice {
-        /// The file.
-        path: PathBuf,
-        /// The loop device.
-        device: PathBuf,
-    },
-    /// Neither a regular file nor a block device.
-    WrongKind {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Fewer bytes than a block.
-    TooSmall {
-        /// The file or device.
-        path: PathBuf,
-        /// The length of the file or device.
-        bytes: u64,
-    },
-    /// No ring could be made, for a reason that threads would not help with.
-    NoRing {
-        /// The error of io_uring_setup(2).
-        errno: Errno,
-    },
 }
 
 impl FileDevice {
@@ -146,16 +84,24 @@ impl FileDevice {
     }
 }
 
-impl FileDeviceState {
-    /// Fails with `EBADF` for a change of a device that is open for reads.
-    fn refuse(&self, kind: &BlockOpKind) -> Result<()> {
-        let reads = matches!(kind, BlockOpKind::Read { .. } | BlockOpKind::Flush);
-        if self.locked.access == DeviceAccess::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
+impl OpenDeviceFile {
+    /// The device, with the size that the file has now.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceOpenError::TooSmall`], and errors of system calls.
+    pub fn device(&self) -> Result<FileDevice, DeviceOpenError> {
+        FileDevice::new(&self.locked)
     }
 
-    /// True where a write with `fua` must be followed by a sync: the flag of the write would do nothing.
-    fn syncs_after(&self, kind: &BlockOpKind) -> bool {
-        matches!(kind, BlockOpKind::Write { fua: true, .. }) && !self.facts.fua
+    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the
+    /// operations.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the errors of [`device`](OpenDeviceFile::device).
+    pub fn device_of_threads(&self) -> Result<FileDevice, DeviceOpenError> {
+        FileDevice::from_locked(&self.locked, Some(Errno::NOSYS))
     }
 }
 
@@ -203,33 +149,3 @@ impl fmt::Debug for FileDevice {
             .finish_non_exhaustive()
     }
 }
-
-impl fmt::Display for DeviceOpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceOpenError::System { path, action, errno } => {
-                write!(f, "cannot {action} {}: {errno}", path.display())
-            }
-            DeviceOpenError::Busy { path, holder: Some(pid) } => {
-                write!(f, "{} is in use by process {pid}", path.display())
-            }
-            DeviceOpenError::Busy { path, holder: None } => {
-                write!(f, "{} is in use (mounted, or open elsewhere)", path.display())
-            }
-            DeviceOpenError::OfLoopDevice { path, device } => {
-                write!(f, "{} is the backing file of {}", path.display(), device.display())
-            }
-            DeviceOpenError::WrongKind { path } => {
-                write!(f, "{} is neither a regular file nor a block device", path.display())
-            }
-            DeviceOpenError::TooSmall { path, bytes } => {
-                write!(f, "{} has {bytes} bytes, less than one block", path.display())
-            }
-            DeviceOpenError::NoRing { errno } => {
-                write!(f, "no ring for io_uring: {errno}; see RLIMIT_NOFILE (`ulimit -n`)")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DeviceOpenError {}

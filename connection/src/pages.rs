@@ -4,16 +4,12 @@ use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use defuse_fs::{
-    Attr, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenFlags, ReadArgs, ReadBuf,
-    Result, SliceSink, Timestamp,
-};
+use defuse_fs::{Attr, Context, FileSystem, Ino, Name, Result};
 
-use crate::connection::PeerConnection;
 use crate::credentials::PeerCredentials;
 
 /// The pages of the files of a served file system. It knows no clients: a server calls it after it has checked that
-/// the client may read the file ([`PeerConnection::may_read`]).
+/// the client may read the file ([`PeerConnection::may_read`](crate::PeerConnection::may_read)).
 pub trait PageSource: Send + Sync + Debug {
     /// A descriptor of the pages of an open file, for a client of the user `uid`.
     ///
@@ -96,47 +92,4 @@ pub struct LookupVersions {
     pub name: u64,
     /// The version of the rights to the directory.
     pub rights: u64,
-}
-
-/// All bytes of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WholeBytes {
-    /// The bytes.
-    pub bytes: Vec<u8>,
-    /// True if reading changes the access time, which has not happened.
-    pub read_is_due: bool,
-}
-
-impl<F: FileSystem> PeerConnection<F> {
-    /// Checks that the client has the file open for reading.
-    ///
-    /// # Errors
-    ///
-    /// `EPERM` and `ESTALE` as for every call; `EBADF` for an open file of others; `EACCES` where it is not open
-    /// for reading.
-    pub fn may_read(&self, cx: &Context<'_>, file: File) -> Result<()> {
-        self.check(cx, &[file.ino])?;
-        let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
-        if modes.reads { Ok(()) } else { Err(Errno::EACCES) }
-    }
-
-    /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is
-    /// mapped, and after any error.
-    pub fn read_whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
-        let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
-        let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
-        if attr.kind != FileKind::Regular || self.is_mapped(file.ino) {
-            return None;
-        }
-        let mut bytes = vec![0; size];
-        let args = ReadArgs { flags: OpenFlags(OpenFlags::NOATIME), ..ReadArgs::default() };
-        let mut sink = SliceSink::new(&mut bytes);
-        let mut out = ReadBuf::new(&mut sink, size);
-        if size > 0 {
-            self.read(cx, file, args, &mut out).ok()?;
-        }
-        let is_whole = out.filled_len() == size;
-        let read_is_due = attr.read_is_due(Timestamp::now());
-        is_whole.then_some(WholeBytes { bytes, read_is_due })
-    }
 }

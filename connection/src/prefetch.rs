@@ -1,13 +1,13 @@
-//! Several small files of a directory, opened and read by one call: for a client that opens them one after the other.
+//! Small files that are read with their open, and several of a directory by one call: for a client that opens them one after the
+//! other.
 
 use defuse_fs::{
     AccessMode, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenArgs, OpenFlags,
-    OpenReply, PathResolution, ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink,
+    OpenReply, PathResolution, ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink, Timestamp,
 };
 
 use crate::call::CheckedCall;
 use crate::connection::PeerConnection;
-use crate::pages::WholeBytes;
 use crate::rules::{EXEC, READ};
 use crate::steps::{DirectoryNames, resolve_name};
 
@@ -16,6 +16,15 @@ const MOST_NAMES: usize = 256;
 
 /// The names that are listed beyond the number of wanted files.
 const OTHER_NAMES: usize = 4;
+
+/// All bytes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholeBytes {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// True if reading changes the access time, which has not happened.
+    pub read_is_due: bool,
+}
 
 /// The files that a client requests to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +53,38 @@ pub struct WholeOpenFile {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
+    /// Checks that the client has the file open for reading.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` and `ESTALE` as for every call; `EBADF` for an open file of others; `EACCES` where it is not open
+    /// for reading.
+    pub fn may_read(&self, cx: &Context<'_>, file: File) -> Result<()> {
+        self.check(cx, &[file.ino])?;
+        let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
+        if modes.reads { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is
+    /// mapped, and after any error.
+    pub fn read_whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
+        let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
+        let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
+        if attr.kind != FileKind::Regular || self.is_mapped(file.ino) {
+            return None;
+        }
+        let mut bytes = vec![0; size];
+        let args = ReadArgs { flags: OpenFlags(OpenFlags::NOATIME), ..ReadArgs::default() };
+        let mut sink = SliceSink::new(&mut bytes);
+        let mut out = ReadBuf::new(&mut sink, size);
+        if size > 0 {
+            self.read(cx, file, args, &mut out).ok()?;
+        }
+        let is_whole = out.filled_len() == size;
+        let read_is_due = attr.read_is_due(Timestamp::now());
+        is_whole.then_some(WholeBytes { bytes, read_is_due })
+    }
+
     /// Opens small regular files of the directory `dir` for reading, as far as the client may open them, and reports
     /// each by the callback. The callback returns false for a file that it cannot take, and for all after that.
     /// `version` returns the version of an inode's attributes, or `None` if changes of the file cannot be noticed.

@@ -1,6 +1,6 @@
 //! Frames that stand in for memory that direct I/O cannot use.
 
-use super::FileDeviceState;
+use super::state::FileDeviceState;
 use crate::memory::OperationMemory;
 use crate::{BlockOpKind, Errno, FRAME, FrameRun, MemoryRegion, MemorySegments, Result};
 

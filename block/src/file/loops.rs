@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 
-use super::DeviceAccess;
+use super::access::DeviceAccess;
 
 /// The most loop devices that are examined.
 const MOST: usize = 4096;

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 
+use super::access::{DeviceAccess, DeviceOpenError};
 use super::facts::{ENDING, holder, is_alive, name_of};
-use super::{DeviceAccess, DeviceOpenError, FileDevice, loops};
+use super::loops;
 use crate::{Errno, Result};
 
 /// A file or block device that is open and locked. Its [`device`](OpenDeviceFile::device) has the facts and the I/O.
@@ -20,7 +21,7 @@ use crate::{Errno, Result};
 /// process is killed. It is held as long as this value, one of the devices, or a queue of a device exists.
 #[derive(Clone)]
 pub struct OpenDeviceFile {
-    locked: Arc<LockedFile>,
+    pub(super) locked: Arc<LockedFile>,
 }
 
 /// The open file that devices share.
@@ -35,7 +36,7 @@ pub(super) struct LockedFile {
 
 impl OpenDeviceFile {
     /// Opens `path` and locks it. Reads share their lock. Operations pass by the page cache if the file system
-    /// below has direct I/O ([`FileDevice::is_direct`]).
+    /// below has direct I/O ([`FileDevice::is_direct`](super::FileDevice::is_direct)).
     ///
     /// # Errors
     ///
@@ -111,25 +112,6 @@ impl OpenDeviceFile {
         // This is not a flag of open(2): if open(2) refused it, the path would have to be followed again.
         let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();
         Ok(OpenDeviceFile { locked: Arc::new(LockedFile { fd, path, stat, access, direct }) })
-    }
-
-    /// The device, with the size that the file has now.
-    ///
-    /// # Errors
-    ///
-    /// [`DeviceOpenError::TooSmall`], and errors of system calls.
-    pub fn device(&self) -> Result<FileDevice, DeviceOpenError> {
-        FileDevice::new(&self.locked)
-    }
-
-    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the
-    /// operations.
-    ///
-    /// # Errors
-    ///
-    /// Fails with the errors of [`device`](OpenDeviceFile::device).
-    pub fn device_of_threads(&self) -> Result<FileDevice, DeviceOpenError> {
-        FileDevice::from_locked(&self.locked, Some(Errno::NOSYS))
     }
 
     /// True for a regular file, false for a block device.

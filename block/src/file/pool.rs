@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::FileDeviceState;
+use super::state::FileDeviceState;
 use crate::outbox::CompletionOutbox;
 use crate::{BlockCompletion, BlockOp, signals};
 

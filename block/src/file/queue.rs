@@ -8,8 +8,9 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::bounce;
 use super::buffers::RegisteredBuffers;
-use super::{FileDeviceState, bounce};
+use super::state::FileDeviceState;
 use crate::{
     BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, Errno, FrameRun, MemorySegments,
     QueueWaker, Result,

@@ -8,8 +8,9 @@ use std::time::Duration;
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 
+use super::bounce;
 use super::pool::PoolJob;
-use super::{FileDeviceState, bounce};
+use super::state::FileDeviceState;
 use crate::outbox::CompletionOutbox;
 use crate::{
     BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, Errno, MemorySegments, QueueWaker, Result,
