@@ -9,14 +9,15 @@ use defuse_probe::Op;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::access::{self, NeededAccess, owns};
-use crate::client::{DirectClient, keeps_sgid};
+use crate::call_target::CallTarget;
+use crate::client::DirectClient;
 use crate::credentials::{TaskCredentials, cap};
 use crate::description::FileDescription;
 use crate::mount::ClientMount;
-use crate::resolve::CallTarget;
+use crate::mounted_inode::MountedInode;
 use crate::stop::Result;
 use crate::task::ClientTask;
-use crate::walk::{MountedInode, ReachedInode, WalkStart};
+use crate::walk::{ReachedInode, WalkStart};
 
 /// The attributes of an inode, and of the mount that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -461,4 +462,9 @@ fn is_in_this_tick(time: Timestamp) -> bool {
 fn loses_bits(attr: &Attr, who: &TaskCredentials) -> bool {
     let is_member = who.is_in_group(attr.gid) || who.has(cap::FSETID);
     posix::drop_set_id(attr.perm, is_member) != attr.perm
+}
+
+/// True if `who` may keep the set-group-id bit on a file of the group `gid`.
+pub(crate) fn keeps_sgid(who: &TaskCredentials, gid: u32) -> bool {
+    who.is_in_group(gid) || who.has(cap::FSETID)
 }

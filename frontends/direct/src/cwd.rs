@@ -1,7 +1,6 @@
 //! Working directories, and the directories that relative paths start from.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, Name, OpenFlags};
 use defuse_probe::Op;
@@ -11,50 +10,12 @@ use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
 use crate::description::FileDescription;
 use crate::mount::{ClientMount, MountSpot};
+use crate::mounted_inode::MountedInode;
 use crate::node::CachedInode;
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
-use crate::walk::{MountedInode, PathEnd, PathParent, WalkStart};
-
-/// A directory, inside of a mount or outside of all.
-#[derive(Clone, Debug)]
-pub enum WorkDir {
-    /// A directory in a mount. The mount stays in use while this value exists.
-    Inside(HeldDirectory),
-    /// An absolute path of the kernel's name space.
-    Outside(Vec<u8>),
-}
-
-/// A directory of a mount, and a reference that keeps the mount in use.
-#[derive(Debug)]
-pub struct HeldDirectory {
-    pub(crate) here: MountedInode,
-    /// Keeps the directory open, and so its number valid, if it has no lookup.
-    open: Option<Arc<FileDescription>>,
-}
-
-impl HeldDirectory {
-    pub(crate) fn new(here: MountedInode) -> Self {
-        HeldDirectory::with(here, None)
-    }
-
-    fn with(here: MountedInode, open: Option<Arc<FileDescription>>) -> Self {
-        here.mount.users.fetch_add(1, Ordering::Relaxed);
-        HeldDirectory { here, open }
-    }
-}
-
-impl Clone for HeldDirectory {
-    fn clone(&self) -> Self {
-        HeldDirectory::with(self.here.clone(), self.open.clone())
-    }
-}
-
-impl Drop for HeldDirectory {
-    fn drop(&mut self) {
-        self.here.mount.users.fetch_sub(1, Ordering::Release);
-    }
-}
+use crate::walk::{PathEnd, PathParent, WalkStart};
+use crate::work_dir::{HeldDirectory, WorkDir};
 
 impl DirectClient {
     /// Changes the working directory, chdir(2). If `path` is outside of all mounts, the caller

@@ -15,10 +15,10 @@ use defuse_probe::{Op, ThreadCells, clock};
 use crate::asynchronous::fsync_op;
 use crate::attributes::set_attr;
 use crate::buffers::{ReadArea, ReadVector, WriteArea, WriteVector};
+use crate::call_target::CallTarget;
 use crate::client::DirectClient;
 use crate::description::FileDescription;
 use crate::mount::{ClientMount, catch_panic};
-use crate::resolve::CallTarget;
 use crate::stop::Result;
 use crate::task::ClientTask;
 
@@ -255,7 +255,7 @@ impl DirectClient {
     pub(crate) fn set_size(
         &self,
         task: &ClientTask,
-        here: &crate::walk::MountedInode,
+        here: &crate::mounted_inode::MountedInode,
         fh: Option<defuse_fs::Fh>,
         length: u64,
     ) -> Result<()> {

@@ -10,8 +10,8 @@ use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
 use crate::credentials::TaskCredentials;
+use crate::mounted_inode::MountedInode;
 use crate::task::ClientTask;
-use crate::walk::MountedInode;
 
 /// The state that processes share with an open file: the position and the status flags. All fields
 /// are atomic and independent of the address. In memory mapped `MAP_SHARED`, a child process of

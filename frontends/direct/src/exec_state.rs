@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{Errno, Fh, FileKind, Ino};
 
 use crate::client::DirectClient;
-use crate::cwd::{HeldDirectory, WorkDir};
 use crate::description::{DescriptionParts, FileDescription, InheritedFile, NEXT_ID};
 use crate::mount::ClientMount;
+use crate::mounted_inode::MountedInode;
 use crate::stop::Result;
 use crate::task::ClientTask;
-use crate::walk::MountedInode;
+use crate::work_dir::{HeldDirectory, WorkDir};
 
 /// The state of an open file that the next program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,15 +8,16 @@ use defuse_probe::Op;
 
 use crate::access::{self, NeededAccess, check_sticky};
 use crate::attributes::writable;
+use crate::call_target::CallTarget;
 use crate::client::DirectClient;
 use crate::credentials::{TaskCredentials, cap};
 use crate::description::FileDescription;
 use crate::lifetime::CallMoment;
+use crate::mounted_inode::MountedInode;
 use crate::remaining_path::{ComponentKind, PathComponent};
-use crate::resolve::CallTarget;
 use crate::stop::{CallError, OutsidePaths, Result};
 use crate::task::ClientTask;
-use crate::walk::{MountedInode, PathEnd, PathParent, WalkStart};
+use crate::walk::{PathEnd, PathParent, WalkStart};
 
 /// The place of a new name: the directory, and the last component with any slashes after it.
 struct NewNamePlace<'a> {

@@ -9,15 +9,17 @@ use defuse_fs::{
 use defuse_probe::Op;
 
 use crate::access::{self, NeededAccess};
+use crate::call_target::{CallTarget, UncheckedOpen};
 use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
 use crate::description::{DescriptionParts, FileDescription};
 use crate::lifetime::CallMoment;
+use crate::mounted_inode::MountedInode;
+use crate::open_how::{OpenHow, ResolveFlags};
 use crate::remaining_path::{ComponentKind, PathComponent};
-use crate::resolve::{CallTarget, UncheckedOpen};
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
-use crate::walk::{MountedInode, PathEnd, PathParent, PathWalk, WalkStart};
+use crate::walk::{PathEnd, PathParent, PathWalk, WalkStart};
 
 /// `O_PATH`.
 pub(crate) const PATH: u32 = 0o10000000;
@@ -35,40 +37,6 @@ const CREATION: u32 = OpenFlags::CREAT
     | TMPFILE;
 /// The flags among them without a meaning for a file system that opens an inode.
 const OF_NAMES: u32 = CREATION & !(OpenFlags::TRUNC | OpenFlags::CLOEXEC);
-
-/// Restrictions of a walk, `RESOLVE_*` of openat2(2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResolveFlags(pub u64);
-
-impl ResolveFlags {
-    /// `RESOLVE_NO_XDEV`.
-    pub const NO_XDEV: u64 = 0x01;
-    /// `RESOLVE_NO_MAGICLINKS`. Mounts contain no magic links.
-    pub const NO_MAGICLINKS: u64 = 0x02;
-    /// `RESOLVE_NO_SYMLINKS`.
-    pub const NO_SYMLINKS: u64 = 0x04;
-    /// `RESOLVE_BENEATH`.
-    pub const BENEATH: u64 = 0x08;
-    /// `RESOLVE_IN_ROOT`.
-    pub const IN_ROOT: u64 = 0x10;
-    /// `RESOLVE_CACHED`: always fails with `EAGAIN`, which callers must expect.
-    pub const CACHED: u64 = 0x20;
-
-    pub(crate) fn has(self, flag: u64) -> bool {
-        self.0 & flag != 0
-    }
-}
-
-/// Arguments of open, like `struct open_how` of openat2(2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpenHow {
-    /// The flags of open(2).
-    pub flags: u32,
-    /// Permission bits of a new file, before the umask is applied.
-    pub mode: u32,
-    /// Restrictions of the walk.
-    pub resolve: ResolveFlags,
-}
 
 impl DirectClient {
     /// Opens a file or directory, openat2(2). A relative path starts at `at`.

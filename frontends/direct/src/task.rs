@@ -7,7 +7,7 @@ use arc_swap::{ArcSwap, Guard};
 use defuse_fs::{Caller, Context, Errno, LockOwner, Origin, SupplementaryGroups};
 
 use crate::credentials::{TaskCredentials, cap};
-use crate::cwd::WorkDir;
+use crate::work_dir::WorkDir;
 
 /// A process, or a thread with its own credentials. Every call takes one. Changes take effect with
 /// the next call, and reading takes no lock.

@@ -8,19 +8,20 @@ use defuse_fs::{Attr, Errno, FileKind, Ino, OpenArgs};
 use defuse_probe::Op;
 
 use crate::access::{self, NeededAccess};
+use crate::call_target::UncheckedOpen;
 use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
-use crate::cwd::WorkDir;
 use crate::description::FileDescription;
 use crate::kernel_walk;
-use crate::mount::{ClientMount, MountSpot, ReachedAttributes};
+use crate::mount::{MountSpot, ReachedAttributes};
+use crate::mounted_inode::MountedInode;
 use crate::node::CachedInode;
-use crate::open::ResolveFlags;
+use crate::open_how::ResolveFlags;
 use crate::prefix_cache::WalkBegin;
 use crate::remaining_path::{ComponentKind, PATH_MAX, PathComponent, RemainingPath};
-use crate::resolve::UncheckedOpen;
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
+use crate::work_dir::WorkDir;
 
 /// Limit on the links in one walk, as in the kernel.
 const MAX_LINKS: u32 = 40;
@@ -37,23 +38,6 @@ pub enum WalkStart<'a> {
     Itself(&'a FileDescription),
     /// A directory of the kernel's name space, by its absolute path.
     Path(&'a [u8]),
-}
-
-/// An inode, and the mount through which it was reached.
-#[derive(Clone, Debug)]
-pub(crate) struct MountedInode {
-    pub node: Arc<CachedInode>,
-    pub mount: Arc<ClientMount>,
-}
-
-impl MountedInode {
-    fn root(mount: &Arc<ClientMount>) -> Self {
-        MountedInode { node: Arc::clone(&mount.root), mount: Arc::clone(mount) }
-    }
-
-    fn is(&self, other: &MountedInode) -> bool {
-        Arc::ptr_eq(&self.mount, &other.mount) && self.node.ino() == other.node.ino()
-    }
 }
 
 enum WalkPosition {
@@ -112,6 +96,13 @@ pub(crate) struct PathWalk<'a> {
 }
 
 impl DirectClient {
+    /// The directory of a mount that a new mount at `target` covers. Fails with the path outside of all mounts.
+    pub(crate) fn find_covered(&self, target: &[u8]) -> Result<MountedInode> {
+        let who = TaskCredentials::user(0, 0, &[]);
+        let task = ClientTask::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
+        self.walk(&task, &who, WalkStart::Cwd, target)?.node(true)
+    }
+
     /// Begins a walk. Fails with `ENOENT` for an empty path, `ENAMETOOLONG`, and `ENOTDIR` if `at`
     /// is no directory.
     pub(crate) fn walk<'a>(

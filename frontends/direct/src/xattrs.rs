@@ -4,10 +4,11 @@ use defuse_fs::{Errno, FileKind, SetXattrFlags, Xattr, XattrName};
 use defuse_probe::Op;
 
 use crate::access::{NeededAccess, owns};
-use crate::client::{DirectClient, keeps_sgid};
+use crate::attributes::keeps_sgid;
+use crate::call_target::CallTarget;
+use crate::client::DirectClient;
 use crate::credentials::{TaskCredentials, cap};
 use crate::description::FileDescription;
-use crate::resolve::CallTarget;
 use crate::stop::Result;
 use crate::task::ClientTask;
 use crate::walk::WalkStart;
