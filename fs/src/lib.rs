@@ -38,6 +38,7 @@ pub mod posix;
 mod resolve;
 mod shortcuts;
 pub mod source;
+mod timestamp;
 mod types;
 mod versions;
 
@@ -62,5 +63,6 @@ pub use number_hasher::NumberHasher;
 pub use origin::Origin;
 pub use resolve::{NormalPath, OpenOutcome, PathResolution};
 pub use shortcuts::{Shortcuts, shortcuts_of};
+pub use timestamp::Timestamp;
 pub use types::*;
 pub use versions::{ATTRIBUTES_HOLD, Versions};

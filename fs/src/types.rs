@@ -4,9 +4,10 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::native::{LastRelease, NativeFile};
+use crate::timestamp::Timestamp;
 use crate::{Errno, Result};
 
 /// The longest name of one component in bytes, `NAME_MAX`.
@@ -114,34 +115,6 @@ impl<'a> XattrName<'a> {
 impl fmt::Debug for XattrName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self.as_os_str(), f)
-    }
-}
-
-/// A point in time, like `struct timespec`: seconds since 1970 UTC (negative before), and
-/// additional nanoseconds, 0 to 999,999,999.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Timestamp {
-    /// Whole seconds.
-    pub secs: i64,
-    /// Nanoseconds within the second.
-    pub nanos: u32,
-}
-
-impl Timestamp {
-    /// The time of the system clock.
-    pub fn now() -> Self {
-        match SystemTime::now().duration_since(UNIX_EPOCH) {
-            Ok(since) => Timestamp { secs: since.as_secs() as i64, nanos: since.subsec_nanos() },
-            Err(before) => {
-                let ago = before.duration();
-                let (secs, nanos) = (ago.as_secs() as i64, ago.subsec_nanos());
-                if nanos == 0 {
-                    Timestamp { secs: -secs, nanos: 0 }
-                } else {
-                    Timestamp { secs: -secs - 1, nanos: 1_000_000_000 - nanos }
-                }
-            }
-        }
     }
 }
 

@@ -21,6 +21,7 @@ mod names;
 mod paths;
 mod program;
 mod servers;
+mod sources;
 mod state;
 mod whole_files;
 mod xattrs;

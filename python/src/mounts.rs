@@ -4,10 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use defuse_bound::KINDS;
-use defuse_compose::{
-    IN_OWN_PROGRAMS, IN_PROCESS, SourceOpenError, SourceRegistry, SourceSettings, split,
-};
+use defuse_compose::{SourceOpenError, SourceSettings, split};
 use defuse_direct::ClientMountArgs;
 use defuse_fs::source::{CallingThreads, FrontendProperties};
 use defuse_fs::{Errno, FileSystem};
@@ -17,10 +14,8 @@ use pyo3::types::{PyAny, PyBytes, PyString};
 use crate::errors::CallNames;
 use crate::paths::{PathArgument, encode_name};
 use crate::program;
+use crate::sources::SOURCES;
 use crate::state::call;
-
-/// The kinds of sources of this module.
-pub static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
 
 /// A file system to mount, with the text of its source.
 struct MountSource {

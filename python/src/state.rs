@@ -7,7 +7,7 @@ use defuse_fs::Errno;
 use pyo3::prelude::*;
 
 use crate::errors::CallNames;
-use crate::mounts::SOURCES;
+use crate::sources::SOURCES;
 
 /// The state, one per process.
 pub struct ModuleState {

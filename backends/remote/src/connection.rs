@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::lanes::{ClientLanes, LaneGuard, PendingOffer, write_number};
 use super::slots::{ReplyCallback, RequestSlots, SlotClaim, WaitOutcome};
-use crate::LOG;
+use crate::reply_log::LOG;
 use crate::sys::{errno, has_several_processors};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;

@@ -6,8 +6,9 @@ use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, Writ
 
 use defuse_ring::ClientLane;
 
+use super::RemoteShared;
 use super::lanes::LaneGuard;
-use super::{RemoteShared, log_decode_error};
+use crate::reply_log::log_decode_error;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::EncodedRequest;

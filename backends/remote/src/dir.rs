@@ -65,7 +65,8 @@ impl RemoteShared {
                 // Earlier entries count. The next request returns the error again.
                 Err(_) if pushed > 0 => break,
                 Err(errno) => {
-                    crate::LOG.warn(|| "READDIR: a listing with an invalid name: EIO".to_owned());
+                    crate::reply_log::LOG
+                        .warn(|| "READDIR: a listing with an invalid name: EIO".to_owned());
                     return Err(errno);
                 }
             };

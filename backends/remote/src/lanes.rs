@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::connection::{ClientConnection, HOPE, ReplyWait, SPIN_NS, TICK};
 use super::slots::ReplyCallback;
-use crate::log_decode_error;
+use crate::reply_log::log_decode_error;
 use crate::sys::{errno, has_several_processors};
 
 /// Bytes of a reply that are copied at a time where the caller has no memory for them.

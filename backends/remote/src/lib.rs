@@ -31,6 +31,7 @@ mod prefetch_interest;
 mod prefetch_rate;
 mod program;
 mod reconnect;
+mod reply_log;
 mod slots;
 mod sys;
 mod versions;
@@ -44,9 +45,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Caps, Context, Errno, File, Ino, Result};
-use defuse_probe::WarningLimiter;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::reply_log::log_decode_error;
 use crate::sys::{errno, peer_user};
 use connection::ClientConnection;
 use defuse_wire::abi::{self, Opcode};
@@ -169,8 +170,6 @@ pub enum LaneUse {
     Required,
 }
 
-/// Limits the warnings about servers, which can cause any number.
-static LOG: WarningLimiter = WarningLimiter::new();
 /// The time for INIT. Without it, a silent server would block its client forever.
 const INIT_PATIENCE: Duration = Duration::from_secs(30);
 /// The time for DESTROY.
@@ -707,14 +706,4 @@ fn new_number() -> Result<ConnectionNumber> {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Returns the result of decoding a reply to a request of `opcode`, whose body has `len` bytes. Logs an invalid
-/// reply.
-fn log_decode_error<T>(opcode: Opcode, len: usize, decoded: Result<T>) -> Result<T> {
-    decoded.inspect_err(|&errno| {
-        if errno == Errno::EIO {
-            LOG.warn(|| format!("{}: an invalid reply of {len} bytes: EIO", opcode.name()));
-        }
-    })
 }

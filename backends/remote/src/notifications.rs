@@ -69,14 +69,14 @@ impl NoticeQueue {
     fn deliver(&self, code: i32, body: &[u8]) {
         let listeners = lock(&self.listeners).clone();
         let Some(known) = NotifyCode::ALL.iter().find(|&&known| known as i32 == code) else {
-            crate::LOG.warn(|| format!("a notification with the unknown code {code}"));
+            crate::reply_log::LOG.warn(|| format!("a notification with the unknown code {code}"));
             return;
         };
         for listener in &listeners {
             // Other errors mean that the listener does not know the inode, which is harmless.
             let delivered = self.deliver_notice(&**listener, *known, body);
             if delivered == Err(Errno::EIO) {
-                crate::LOG
+                crate::reply_log::LOG
                     .warn(|| format!("an invalid notification {known:?} of {} bytes", body.len()));
             }
         }

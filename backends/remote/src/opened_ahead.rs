@@ -30,7 +30,8 @@ use super::fs::device_of;
 use super::lanes::LaneRequest;
 use super::prefetch_rate::{PrefetchRate, SingleRequests};
 use super::whole_files::NO_BYTES;
-use super::{RemoteShared, lock, log_decode_error};
+use super::{RemoteShared, lock};
+use crate::reply_log::log_decode_error;
 
 /// The files of one request. The server needs about 30 us for them: if it took longer, a waiting client would sleep.
 const BATCH: u32 = 8;

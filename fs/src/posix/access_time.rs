@@ -1,6 +1,6 @@
 //! Access times.
 
-use crate::Timestamp;
+use crate::timestamp::Timestamp;
 
 /// Seconds after which an access time is updated in any case.
 const DAY: i64 = 24 * 60 * 60;

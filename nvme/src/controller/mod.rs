@@ -13,10 +13,11 @@ pub(crate) use self::admin::CommandTicket;
 pub use self::commands::AdminFailure;
 pub use self::core::ControllerEvent;
 use self::core::{ControllerCore, ControllerPhase};
+use crate::ControllerTransport;
+use crate::options::{NvmeError, NvmeOptions};
 use crate::spec::{
     AdminOpcode as Opcode, CompletionEntry, ControllerCapabilities, SubmissionEntry, register,
 };
-use crate::{ControllerTransport, NvmeError, NvmeOptions};
 
 /// The time between two polls of a controller without interrupts.
 const NAP: Duration = Duration::from_micros(100);

@@ -15,7 +15,7 @@ use defuse_block::{BlockCompletion, BlockOpKind, DeviceQueue, Errno, QueuePriori
 
 use crate::DmaMemory;
 use crate::controller::{ControllerState, NvmeController};
-use crate::device::NamespaceParameters;
+use crate::options::NamespaceParameters;
 use crate::ring::{NextCompletion, QueuePair};
 use crate::spec::{CommandStatus, CompletionEntry, PAGE};
 use active::{ActiveOperation, CommandReadiness, CommandSlot};
