@@ -62,10 +62,10 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// The time for which the frontend `origin` may cache that a name does not exist. Called after each
-    /// lookup that failed with `ENOENT`, unless [`Caps::negative_valid_for`] is 0, which is also the
+    /// lookup that failed with `ENOENT`, unless [`Caps::negative_lifetime`] is 0, which is also the
     /// default.
     fn negative_lifetime(&self, origin: Origin) -> Duration {
-        self.caps().negative_valid_for
+        self.caps().negative_lifetime
     }
 
     /// Called once by the frontend when it is ready to serve. `origin` is the one in the contexts of its

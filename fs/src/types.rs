@@ -851,7 +851,7 @@ pub struct Caps {
     pub security_labels: bool,
     /// The longest time for which a frontend may cache that a name does not exist; see
     /// [`crate::FileSystem::negative_lifetime`].
-    pub negative_valid_for: Duration,
+    pub negative_lifetime: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
     /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not request it, and uses
@@ -903,7 +903,7 @@ impl Default for Caps {
             submits: false,
             backing_files: false,
             security_labels: false,
-            negative_valid_for: Duration::ZERO,
+            negative_lifetime: Duration::ZERO,
             time_granularity_ns: 1,
             birth_times: true,
             asks_for_groups: false,

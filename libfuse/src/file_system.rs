@@ -281,7 +281,7 @@ impl PathFileSystem for ProgramFileSystem {
                 xattrs: self.table.has_xattrs(),
 
                 open_truncates: self.wishes.open_truncates,
-                negative_valid_for: self.config.negative_timeout,
+                negative_lifetime: self.config.negative_timeout,
                 time_granularity_ns: self.wishes.time_gran.max(1),
                 birth_times: false,
                 ..Caps::default()

@@ -121,7 +121,7 @@ fn each_of_two_mounts_answers_a_repeated_stat_without_a_request() {
         names.iter().for_each(|name| fs::write(a.path_of(name), name).unwrap());
         for mount in [&a, &b] {
             let mut paths: Vec<_> = names.iter().map(|name| mount.path_of(name)).collect();
-            if !fs.caps().negative_valid_for.is_zero() {
+            if !fs.caps().negative_lifetime.is_zero() {
                 paths.push(mount.path_of("1/2/3/missing"));
             }
             let first = look(&paths);

@@ -28,7 +28,7 @@ impl FileSystem for Gluster {
             // The servers clear file capabilities at each write. This crate clears the mode bits before the write.
             kill_suidgid: true,
             submits: self.settings.submits,
-            negative_valid_for: Duration::ZERO,
+            negative_lifetime: Duration::ZERO,
             birth_times: false,
             asks_for_groups: true,
             of_one_process: true,

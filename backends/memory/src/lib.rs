@@ -266,7 +266,7 @@ impl FileSystem for MemoryFileSystem {
             open_truncates: true,
             locks: LockSupport::Either,
             security_labels: true,
-            negative_valid_for: VALID_FOR,
+            negative_lifetime: VALID_FOR,
             decides_on_names: true,
             delays_changes: false,
             ..Caps::default()

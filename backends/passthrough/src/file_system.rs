@@ -85,7 +85,7 @@ impl FileSystem for Passthrough {
             submits: false,
             backing_files: options.backing_files,
             security_labels: options.xattrs,
-            negative_valid_for: options.negative_valid_for,
+            negative_lifetime: options.negative_lifetime,
             time_granularity_ns: 1,
             birth_times: true,
             asks_for_groups: false,

@@ -71,7 +71,7 @@ fn defaults(frontend: &FrontendProperties) -> PassthroughOptions {
     PassthroughOptions {
         attr_valid_for: valid(base.attr_valid_for),
         entry_valid_for: valid(base.entry_valid_for),
-        negative_valid_for: valid(base.negative_valid_for),
+        negative_lifetime: valid(base.negative_lifetime),
         backing_files: frontend.backing_files,
         locks: frontend.locks,
         fd_cache: frontend.descriptors_kept,

@@ -46,7 +46,7 @@ pub struct PassthroughOptions {
     /// Validity time of names. Default 1 s.
     pub entry_valid_for: Duration,
     /// Validity time of the absence of a name. Default 0.
-    pub negative_valid_for: Duration,
+    pub negative_lifetime: Duration,
     /// Use of file handles. Default [`FileHandles::Auto`].
     pub file_handles: FileHandles,
     /// Return [`Opened::backing`](defuse_fs::OpenReply::backing) for regular files. Default true.
@@ -93,7 +93,7 @@ impl Default for PassthroughOptions {
         PassthroughOptions {
             attr_valid_for: Duration::from_secs(1),
             entry_valid_for: Duration::from_secs(1),
-            negative_valid_for: Duration::ZERO,
+            negative_lifetime: Duration::ZERO,
             file_handles: FileHandles::Auto,
             backing_files: true,
             locks: LockPlace::Frontend,

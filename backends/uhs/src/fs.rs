@@ -311,7 +311,7 @@ impl FileSystem for Uhs {
             kill_suidgid: true,
             open_truncates: true,
             locks: LockSupport::Either,
-            negative_valid_for: VALID_FOR,
+            negative_lifetime: VALID_FOR,
             decides_on_names: true,
             delays_changes: true,
             of_one_process: true,

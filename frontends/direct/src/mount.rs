@@ -362,7 +362,7 @@ impl ClientMount {
     }
 
     fn keep_missing(&self, ticket: LookupTicket, place: (Ino, &[u8])) {
-        let valid = match self.caps.negative_valid_for.is_zero() {
+        let valid = match self.caps.negative_lifetime.is_zero() {
             true => Duration::ZERO,
             false => {
                 catch_panic(|| Ok(self.core.fs.negative_lifetime(self.origin))).unwrap_or_default()

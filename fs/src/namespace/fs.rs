@@ -158,9 +158,9 @@ impl FileSystem for Namespace {
             decides_on_names: every(|caps| caps.decides_on_names),
             delays_changes: any(|caps| caps.delays_changes),
             of_one_process: any(|caps| caps.of_one_process),
-            negative_valid_for: self
+            negative_lifetime: self
                 .caps_of_all()
-                .map(|caps| caps.negative_valid_for)
+                .map(|caps| caps.negative_lifetime)
                 .min()
                 .unwrap_or_default(),
             time_granularity_ns: self

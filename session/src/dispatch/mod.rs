@@ -224,7 +224,7 @@ impl Dispatcher {
                 file_attr_most,
                 has_unwritten_pages: false,
             },
-            may_cache_missing: !caps.negative_valid_for.is_zero(),
+            may_cache_missing: !caps.negative_lifetime.is_zero(),
             birth_times: caps.birth_times,
             may_submit: caps.submits,
             submits: AtomicBool::new(caps.submits && options.policy.submits()),
