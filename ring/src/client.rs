@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::layout::{
-    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LARGE, PAGE, SHORTEST, is_full,
-    is_large, lane, lane_at, number_in,
+    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LARGE, PAGE, SHORTEST,
+    arena_of, is_full, is_large, lane, lane_at, number_in,
 };
 use crate::{PeerMemory, ProtocolViolation};
 
@@ -22,6 +22,11 @@ const LONG: ArenaRange = ArenaRange { at: 2 * HALF, room: LARGE };
 /// A header and 1 MiB, which begins on a page.
 const LONGEST_REPLY: usize = LARGE - PAGE + SHORTEST.1;
 
+// Both halves end with the messages without a waiting thread, and a long reply fits with the page that it begins on.
+const _: () = assert!(ROOM + LATER * LATER_ROOM == HALF && LONG.at + LONG.room == ARENA + LARGE);
+const _: () = assert!(PAGE - SHORTEST.1 + LONGEST_REPLY <= LONG.room);
+const _: () = assert!(LATER < ENTRIES as usize && LATER_ROOM >= SHORTEST.0);
+
 /// A part of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ArenaRange {
@@ -31,6 +36,7 @@ struct ArenaRange {
 
 impl ArenaRange {
     const fn tail(self, bytes: usize) -> ArenaRange {
+        assert!(bytes <= self.room);
         ArenaRange { at: self.at + bytes, room: self.room - bytes }
     }
 }
@@ -64,7 +70,12 @@ pub struct LaneReply {
 
 impl ClientLane {
     /// The lane `index`, which was never used.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such lane.
     pub fn new(index: usize) -> Self {
+        assert!(index < LANES, "lane {index} of {LANES}");
         let reply = ArenaRange { at: HALF, room: ROOM };
         let (count, waits_for, later) = (0, 0, [0; LATER]);
         ClientLane { index, count, submitted: 0, taken: 0, seen: 0, waits_for, reply, later }
@@ -152,6 +163,9 @@ impl ClientLane {
         if is_full(self.submitted, &mut self.taken, || memory.load(at + lane::TAKEN)) {
             return Err(ProtocolViolation("submissions are not taken"));
         }
+        let arena = arena_of(self.index);
+        assert!(place + length(parts) <= arena, "a request leaves its lane");
+        assert!(reply.at + reply.room <= arena, "a reply has no room in its lane");
         let mut to = at + lane::ARENA + place;
         for part in parts {
             memory.write(to, part);
@@ -220,6 +234,7 @@ impl ClientLane {
 
     /// Copies a reply out of the lane, starting at its byte `from`. A later request overwrites it.
     pub fn copy(&self, memory: &impl PeerMemory, answer: LaneReply, from: usize, out: &mut [u8]) {
+        assert!(from + out.len() <= answer.len, "a reply has {} bytes", answer.len);
         memory.read(lane_at(self.index) + lane::ARENA + answer.at + from, out);
     }
 
@@ -246,6 +261,7 @@ const fn deferred_position(place: usize) -> usize {
 }
 
 const fn reply_later(place: usize) -> ArenaRange {
+    assert!(place < LATER);
     ArenaRange { at: HALF + deferred_position(place), room: LATER_ROOM }
 }
 

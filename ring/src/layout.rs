@@ -92,8 +92,23 @@ pub(crate) fn is_full(put: u32, taken: &mut u32, look: impl FnOnce() -> u32) -> 
     left(*taken) >= ENTRIES
 }
 
+// Nothing overlaps, and pages hold whole parts.
+const _: () = {
+    let rings = ENTRIES as usize * ENTRY;
+    assert!(ENTRIES.is_power_of_two());
+    assert!(AT_TALLIES + 3 * 8 <= PAGE);
+    assert!(lane::WAITS + 4 <= lane::SUBMISSIONS);
+    assert!(lane::SUBMISSIONS + rings <= lane::COMPLETIONS);
+    assert!(lane::COMPLETIONS + rings <= lane::ARENA);
+    assert!(lane::ARENA + ARENA <= LANE);
+    assert!(LANE.is_multiple_of(PAGE) && LARGE.is_multiple_of(PAGE) && BYTES.is_multiple_of(PAGE));
+    assert!(lane_at(LANES - 1) + lane::ARENA + arena_of(LANES - 1) == MOST_BLOCKS * BYTES);
+    assert!((LANES as u64) < 1 << (64 - LANE_SHIFT));
+};
+
 /// The first byte of a lane.
 pub(crate) const fn lane_at(lane: usize) -> usize {
+    assert!(lane < LANES, "there is no such lane");
     let (block, place) = (lane / LANES_OF_BLOCK, lane % LANES_OF_BLOCK);
     let large = if place < LARGE_LANES { place } else { LARGE_LANES };
     block * BYTES + PAGE + place * LANE + large * LARGE
@@ -145,15 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overlaps() {
-        let rings = ENTRIES as usize * ENTRY;
-        assert!(lane::WAITS + 4 <= lane::SUBMISSIONS && ENTRIES.is_power_of_two());
-        assert!(lane::SUBMISSIONS + rings <= lane::COMPLETIONS);
-        assert!(lane::COMPLETIONS + rings <= lane::ARENA && lane::ARENA + ARENA <= LANE);
-        assert_eq!((LANE % PAGE, LARGE % PAGE, BYTES % PAGE), (0, 0, 0));
+    fn no_lane_overlaps_the_next() {
         let end = |index| lane_at(index) + lane::ARENA + arena_of(index);
         let ends = (0..LANES).map(|index| (lane_at(index), end(index)));
         assert!(ends.clone().zip(ends.skip(1)).all(|((_, end), (next, _))| end <= next));
-        assert_eq!(end(LANES - 1), MOST_BLOCKS * BYTES);
     }
 }

@@ -160,6 +160,7 @@ impl MappedMemory {
 
     /// Returns a counter of the client. The client adds to it, and the server reads it.
     pub fn tally(&self, which: ClientCounter) -> &AtomicU64 {
+        assert!(self.blocks() > 0, "the counters are in the first block");
         self.word64(AT_TALLIES + 8 * which as usize)
     }
 
@@ -223,6 +224,7 @@ impl MappedMemory {
     fn add(&self, fd: &OwnedFd, len: usize) -> Result<usize> {
         let _alone = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let at = self.len();
+        assert!(at <= self.room && len.is_multiple_of(4096), "{len} bytes behind {at}");
         if self.room - at < len {
             return Err(Errno::NOSPC);
         }

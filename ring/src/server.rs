@@ -298,9 +298,11 @@ impl<M: PeerMemory> LaneServer<M> {
             return Err(ProtocolViolation("completions are not taken"));
         }
         let open = state.open.swap_remove(place);
+        assert!(open.at + open.room <= arena_of(lane), "a reply leaves its lane");
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + placed;
         let fits = len <= open.room;
         let (parts, len) = if fits { (parts, len) } else { (&[refusal][..], refusal.len()) };
+        assert!(len <= open.room, "a refusal of {len} bytes has no room");
         let mut to = at + lane::ARENA + open.at;
         for part in parts {
             self.memory.write(to, part);
@@ -376,6 +378,7 @@ impl<M: PeerMemory> LaneServer<M> {
             }
             let CheckedSubmission { at, len, reply_at, room } = submission;
             let (left_at, left) = (at + copied, len - copied);
+            assert!(left_at + left <= arena_of(index), "a request leaves its lane");
             state.open.push(UnansweredRequest { number, at: reply_at, room, left_at, left });
         }
         state.taken += 1;

@@ -34,10 +34,15 @@ const NAMES: usize = 1 << 18;
 /// Bytes of the memory, of which only used pages take room.
 pub const BYTES: usize = AT_NAMES + 8 * NAMES;
 
+const _: () = assert!(ATTRIBUTES.is_power_of_two() && RIGHTS.is_power_of_two());
+const _: () = assert!(NAMES.is_power_of_two() && AT_ENDED + 8 <= AT_ATTRIBUTES);
+
 /// The lowest bits of a version: the number of changes that have begun and not ended.
 const RUNNING: u64 = (1 << 16) - 1;
 /// The addend at the end of a change: one more change, and one fewer in progress.
 const ENDED: u64 = RUNNING;
+// One addition counts the change and ends it.
+const _: () = assert!(1 + ENDED == RUNNING + 1);
 
 /// An item with a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -91,14 +91,7 @@ impl Bulkhead {
         max: usize,
     ) -> Option<(FailureDomain, QueuedRequest)> {
         let mut state = self.lock();
-        state.held -= 1;
-        let is_done = state.lanes.get_mut(&domain).is_some_and(|lane| {
-            lane.held -= 1;
-            lane.held == 0 && lane.waiting.is_empty()
-        });
-        if is_done {
-            state.lanes.remove(&domain);
-        }
+        state.release(domain);
         if state.waiting == 0 {
             return None;
         }
@@ -109,8 +102,7 @@ impl Bulkhead {
             return None;
         }
         let request = state.lanes.get_mut(&next)?.waiting.pop_front()?;
-        state.waiting -= 1;
-        state.bytes -= request.bytes.len();
+        state.count_taken(&request);
         state.hold(next);
         Some((next, request))
     }
@@ -125,8 +117,7 @@ impl Bulkhead {
             let place = lane.waiting.iter().position(|request| request.unique == unique)?;
             lane.waiting.remove(place)
         })?;
-        state.waiting -= 1;
-        state.bytes -= taken.bytes.len();
+        state.count_taken(&taken);
         state.lanes.retain(|_, lane| lane.held > 0 || !lane.waiting.is_empty());
         Some(taken)
     }
@@ -162,7 +153,28 @@ impl BulkheadState {
 
     fn hold(&mut self, domain: FailureDomain) {
         self.held += 1;
-        self.lanes.entry(domain).or_default().held += 1;
+        let lane = self.lanes.entry(domain).or_default();
+        lane.held += 1;
+        assert!(lane.held <= self.held, "a part holds more threads than all parts");
+    }
+
+    fn release(&mut self, domain: FailureDomain) {
+        let lane = self.lanes.get_mut(&domain);
+        let lane = lane.expect("the part of a request in hand is known");
+        assert!(lane.held > 0 && lane.held <= self.held, "a part releases a thread that it lacks");
+        lane.held -= 1;
+        self.held -= 1;
+        if lane.held == 0 && lane.waiting.is_empty() {
+            self.lanes.remove(&domain);
+        }
+    }
+
+    /// A request waits no longer.
+    fn count_taken(&mut self, request: &QueuedRequest) {
+        assert!(self.waiting > 0, "an uncounted request waited");
+        assert!(self.bytes >= request.bytes.len(), "uncounted bytes waited");
+        self.waiting -= 1;
+        self.bytes -= request.bytes.len();
     }
 }
 

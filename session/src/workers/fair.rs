@@ -77,6 +77,7 @@ impl FairQueue {
         state.waiting += 1;
         state.bytes += request.bytes.len();
         state.users.entry(uid).or_default().push_back(request);
+        assert!(state.waiting <= MOST && state.users.len() <= state.waiting, "too many wait");
         self.waiting.store(state.waiting, Ordering::SeqCst);
         None
     }
@@ -118,8 +119,13 @@ impl FairQueue {
         if own.is_empty() {
             state.users.remove(&uid);
         }
+        assert!(
+            state.waiting > 0 && state.bytes >= taken.bytes.len(),
+            "an uncounted request waited"
+        );
         state.waiting -= 1;
         state.bytes -= taken.bytes.len();
+        assert_eq!(state.waiting == 0, state.users.is_empty(), "requests of no user wait");
         self.waiting.store(state.waiting, Ordering::SeqCst);
         Some(taken)
     }

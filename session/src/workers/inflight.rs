@@ -121,6 +121,7 @@ impl WorkerSlots {
     /// A free place for the thread `thread`. `None` where there is none, which the pool's limit
     /// rules out.
     pub(crate) fn claim(&self, thread: i32) -> Option<&WorkerSlot> {
+        assert!(thread > 0, "0 is a free place");
         self.iter().find(|slot| {
             slot.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })
@@ -128,6 +129,7 @@ impl WorkerSlots {
 
     /// The worker of `slot` has the request `unique` in hand, of a user and of one of its threads.
     pub(crate) fn begin(&self, slot: &WorkerSlot, unique: u64, who: (u32, u32)) {
+        assert_ne!(slot.thread(), 0, "a worker without a place begins a request");
         slot.begin(unique, who);
         // Either this sees the early interrupt, or `interrupt` sees the request.
         if self.is_early(unique) {

@@ -63,6 +63,14 @@ struct PoolState {
 }
 
 impl PoolState {
+    /// Checks what holds whenever the lock is free.
+    fn check(&self) {
+        assert!(self.called <= self.waiting, "{self:?}: more calls than parked workers");
+        assert!(self.waiting <= self.live, "{self:?}: more parked workers than threads");
+        assert!(self.starting <= self.live, "{self:?}: more starting workers than threads");
+        assert!(self.live <= self.peak, "{self:?}: more threads than ever");
+    }
+
     fn is_over(&self, max: usize) -> bool {
         self.live > max
     }
@@ -174,6 +182,7 @@ impl WorkerPool {
     pub fn arrive(&self) {
         let mut parked = self.lock();
         parked.starting = parked.starting.saturating_sub(1);
+        parked.check();
         self.end();
     }
 
@@ -181,7 +190,9 @@ impl WorkerPool {
     pub fn begin(&self) -> bool {
         // Sequentially consistent, because the watchdog's "no worker is busy" and a worker's "the watchdog is awake"
         // must not both be stale.
-        self.idle.fetch_sub(1, Ordering::SeqCst) == 1
+        let idle = self.idle.fetch_sub(1, Ordering::SeqCst);
+        assert!(idle > 0, "a worker that was not idle has begun a request");
+        idle == 1
     }
 
     /// A worker is done with its request and will wait for the next one. Returns the number of other workers that
@@ -213,6 +224,7 @@ impl WorkerPool {
         }
         if parked.called < parked.waiting {
             parked.called += 1;
+            parked.check();
             self.active.fetch_add(1, Ordering::SeqCst);
             self.call.notify_one();
             PoolGrowth::Unparked
@@ -250,6 +262,7 @@ impl WorkerPool {
         parked.starting += 1;
         parked.started += 1;
         parked.peak = parked.peak.max(parked.live);
+        parked.check();
         self.active.fetch_add(1, Ordering::SeqCst);
         PoolGrowth::Spawn
     }
@@ -257,6 +270,7 @@ impl WorkerPool {
     /// The thread that [`PoolGrowth::Spawn`] required could not be started.
     pub fn record_spawn_failure(&self) {
         let mut parked = self.lock();
+        assert!(parked.live > 0 && parked.started > 0, "no thread was to be started");
         parked.live -= 1;
         parked.starting = parked.starting.saturating_sub(1);
         parked.started -= 1;
@@ -289,22 +303,24 @@ impl WorkerPool {
     }
 
     fn wait_for_call(&self, mut parked: MutexGuard<'_, PoolState>, rest: Duration) -> WakeReason {
-        self.idle.fetch_sub(1, Ordering::SeqCst);
-        self.active.fetch_sub(1, Ordering::SeqCst);
+        self.leave_active();
         parked.waiting += 1;
         let mut timed_out = false;
         while parked.called == 0 && !self.is_exiting() && !timed_out && !parked.is_over(self.most())
         {
             (parked, timed_out) = self.wait(parked, rest);
         }
+        assert!(parked.waiting > 0, "{parked:?}: a worker that did not wait was woken");
         parked.waiting -= 1;
         if parked.called > 0 {
             // The caller has already counted this worker as active.
             parked.called -= 1;
+            parked.check();
             self.idle.fetch_add(1, Ordering::SeqCst);
             return if self.is_exiting() { self.leave(&mut parked) } else { WakeReason::Work };
         }
         parked.live -= 1;
+        parked.check();
         if self.is_exiting() {
             return WakeReason::Exit;
         }
@@ -318,10 +334,17 @@ impl WorkerPool {
     }
 
     fn leave(&self, parked: &mut PoolState) -> WakeReason {
-        self.idle.fetch_sub(1, Ordering::SeqCst);
-        self.active.fetch_sub(1, Ordering::SeqCst);
+        self.leave_active();
+        assert!(parked.live > 0, "a worker ends that was not counted");
         parked.live -= 1;
         WakeReason::Exit
+    }
+
+    /// The calling worker, idle, is no longer active.
+    fn leave_active(&self) {
+        let idle = self.idle.fetch_sub(1, Ordering::SeqCst);
+        let active = self.active.fetch_sub(1, Ordering::SeqCst);
+        assert!(idle > 0 && active > 0, "a worker leaves that was not idle ({idle} of {active})");
     }
 
     /// Ends the session: parked workers end, and no worker is started.

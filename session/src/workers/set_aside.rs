@@ -79,7 +79,8 @@ impl RequestBacklog {
         let mut queue = self.lock();
         let request = queue.pop_front();
         let bytes = request.as_ref().map_or(0, |request| request.bytes.len());
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "{bytes} bytes were set aside of {before}");
         self.count.store(queue.len(), Ordering::Release);
         request
     }
