@@ -83,14 +83,15 @@ struct ListedInodes {
 }
 
 /// The maximum number of inodes in each half of [`ListedInodes`], in one shard.
-const MOST_TOLD: usize = 2048;
+const MOST_LISTED: usize = 2048;
 
 impl ListedInodes {
     fn add(&mut self, ino: Ino) {
-        if self.new.len() >= MOST_TOLD && !self.new.contains(&ino) {
+        if self.new.len() >= MOST_LISTED && !self.new.contains(&ino) {
             self.old = std::mem::take(&mut self.new);
         }
         self.new.insert(ino);
+        assert!(self.new.len() <= MOST_LISTED && self.old.len() <= MOST_LISTED);
     }
 
     fn has(&self, ino: Ino) -> bool {
@@ -160,19 +161,21 @@ impl LookupCount {
     fn give(&mut self) {
         self.granted += 1;
         self.held += 1;
+        self.check();
+    }
+
+    fn check(&self) {
+        let LookupCount { granted, held } = self;
+        assert!(granted <= held, "{granted} were given and {held} are held");
     }
 
     /// Removes `count` that a connection held. Returns how many the file system gets back.
     fn drop(&mut self, count: u64) -> u64 {
-        assert!(
-            self.granted <= self.held,
-            "{} were given and {} are held",
-            self.granted,
-            self.held
-        );
+        self.check();
         take(&mut self.held, count);
         let back = self.granted - self.granted.min(self.held);
         self.granted -= back;
+        self.check();
         back
     }
 }
@@ -274,6 +277,8 @@ impl ConnectionLedger {
     /// for objects that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
     pub(crate) fn take_over(&self, inherited: &InheritedInode) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
+        assert!(!std::ptr::eq(&raw const *source, self), "a ledger takes over from itself");
+        assert!(Arc::ptr_eq(&source.family, &self.family), "the ledgers are of two families");
         self.admit_lookup()?;
         if inherited.fh.is_some() {
             self.admit_open()?;
@@ -360,6 +365,7 @@ impl ConnectionLedger {
     pub(crate) fn remove_lookups(&self, ino: Ino, lookups: u64) -> u64 {
         let (mut own, mut family) = self.shard(ino);
         let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
+        assert!(*held > 0, "an inode without lookups is known");
         let back = lookups.min(*held);
         *held -= back;
         if *held == 0 {
@@ -422,7 +428,8 @@ impl ConnectionLedger {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, number);
         let modes = AccessModes::from_mode(flags.access());
-        own.open.insert(key, OwnOpenFile { handle: file.fh, modes, flushed: false });
+        let before = own.open.insert(key, OwnOpenFile { handle: file.fh, modes, flushed: false });
+        assert!(before.is_none(), "two open files have the number {number:?}");
         *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
         family.open.insert(key, FamilyOpenFile { held: 1, keeps: 1, dir, flags, locks });
@@ -438,6 +445,7 @@ impl ConnectionLedger {
         let key = (file.ino, file.fh);
         let mine = own.open.remove(&key)?;
         if let Entry::Occupied(mut opens) = own.opens.entry(file.ino) {
+            assert!(*opens.get() > 0, "an inode without open files is open");
             *opens.get_mut() -= 1;
             if *opens.get() == 0 {
                 opens.remove();
@@ -511,6 +519,7 @@ impl ConnectionLedger {
         mapping.requested = mapping.requested.saturating_add(len);
         // Other clients may have mapped far more of the file.
         let charged = mapping.requested.min(memory.taken).max(mapping.charged);
+        assert!(mapping.count > 0 && charged >= mapping.charged, "a mapping gives bytes back");
         self.usage.charge_mapped(charged - mapping.charged);
         mapping.charged = charged;
         Ok(memory)
@@ -677,6 +686,7 @@ impl FamilyHoldings {
         let Some(open) = self.open.get_mut(&key) else { return (Vec::new(), None) };
         take(&mut open.held, 1);
         take(&mut open.keeps, u64::from(!mine.flushed));
+        assert!(open.keeps <= open.held, "connections that lack the file keep its locks");
         let locks = if open.keeps == 0 { open.locks.drain().collect() } else { Vec::new() };
         (locks, if open.held == 0 { self.open.remove(&key) } else { None })
     }

@@ -106,6 +106,7 @@ impl UserAccount {
     pub(crate) fn reserve_mapped(self: &Arc<UserAccount>, bytes: u64) -> ReservedBytes {
         let of_user = self.mapped.take_up_to(bytes, self.limits.mapped_bytes);
         let bytes = self.mapped_of_all.take_up_to(of_user, self.most_of_all);
+        assert!(bytes <= of_user, "{bytes} bytes are reserved of {of_user}");
         self.mapped.sub(of_user - bytes);
         ReservedBytes { account: Arc::clone(self), bytes }
     }

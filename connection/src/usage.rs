@@ -85,7 +85,9 @@ impl UsageNumber {
         let room = |now: u64| count.min(most.saturating_sub(now));
         let taken =
             self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now + room(now)));
-        taken.map_or(0, room)
+        let taken = taken.map_or(0, room);
+        assert!(taken <= count, "{taken} of {count} were taken");
+        taken
     }
 }
 
