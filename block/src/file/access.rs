@@ -1,4 +1,4 @@
-//! What a device is opened for, and why it cannot be opened.
+//! The operations that a device is opened for, and the errors of opening one.
 
 use std::fmt;
 use std::path::PathBuf;

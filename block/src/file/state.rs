@@ -1,4 +1,4 @@
-//! What the queues of a device share.
+//! The state that the queues of a device share.
 
 use std::sync::{Arc, Mutex};
 

@@ -69,6 +69,7 @@ impl LaneOffers {
             return None;
         }
         users.insert(uid, own + 1);
+        assert!(own < blocks_of_user && all < blocks, "a block beyond the limits");
         Some(BlockReservation { uid, users: Arc::clone(&self.users) })
     }
 }
@@ -131,11 +132,11 @@ struct BlockReservation {
 impl Drop for BlockReservation {
     fn drop(&mut self) {
         let mut users = lock(&self.users);
-        if let Some(own) = users.get_mut(&self.uid) {
-            *own -= 1;
-            if *own == 0 {
-                users.remove(&self.uid);
-            }
+        let own = users.get_mut(&self.uid).expect("the user of a counted block is known");
+        assert!(*own > 0, "user {} gives back a block that was not counted", self.uid);
+        *own -= 1;
+        if *own == 0 {
+            users.remove(&self.uid);
         }
     }
 }

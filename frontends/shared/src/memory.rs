@@ -39,6 +39,7 @@ pub(crate) struct FrameGroups {
 impl FrameGroups {
     /// Groups in so many bytes, without those for heads. They are counted by parts.
     pub(crate) fn new(bytes: u64, policy: PolicyKind, parts: Option<PartDivision>) -> FrameGroups {
+        assert!(bytes >= GROUP_BYTES * HEADS, "{bytes} bytes have no room for a group");
         // Clients must not know which keys the policy learns from.
         let seed = RandomState::new().build_hasher().finish();
         let groups = OwnerShares::new(policy.make(bytes - bytes / HEADS, seed));
@@ -115,7 +116,8 @@ impl FrameGroups {
             return;
         }
         let Some(key) = self.shown.evict(&|_| true) else { return };
-        self.hidden.insert(key);
+        let is_new = self.hidden.insert(key);
+        assert!(is_new && !self.shown.contains(key), "a hidden group was shown");
         self.counts.count_mut(Ino(key.file)).hidden += 1;
         if let Some(pages) = files.pages(Ino(key.file)) {
             pages.hide(key.index);

@@ -53,6 +53,7 @@ struct InodePlaces {
 
 impl InodePlaces {
     fn add(&mut self, place: SlotNumber) {
+        assert!(self.first.is_some() || self.others.is_empty(), "the first slot is missing");
         match self.first {
             None => self.first = Some(place),
             Some(_) => self.others.push(place),
@@ -66,6 +67,7 @@ impl InodePlaces {
         } else if let Some(at) = self.others.iter().position(|other| *other == place) {
             self.others.swap_remove(at);
         }
+        assert!(self.first.is_some() || self.others.is_empty(), "the first slot is missing");
         self.first.is_none()
     }
 
@@ -111,6 +113,7 @@ impl NameMemories {
         let inodes = std::array::from_fn(|_| Mutex::default());
         let name_memory = NameMemory { uid, groups, names, versions: Arc::clone(versions), inodes };
         name_memories.push(Arc::new(name_memory));
+        assert!(name_memories.len() <= MOST, "there are {} name memories", name_memories.len());
         name_memories.last().cloned()
     }
 
@@ -181,7 +184,7 @@ impl NameMemory {
 
 impl std::fmt::Debug for NameMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Board({})", self.uid)
+        write!(f, "NameMemory({})", self.uid)
     }
 }
 

@@ -84,7 +84,9 @@ struct PageBytes {
 
 impl PageBytes {
     fn measure(pages: &PageWriter) -> PageBytes {
-        PageBytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
+        let bytes = PageBytes { heads: pages.bytes_of_heads(), whole: pages.bytes() };
+        assert!(bytes.heads <= bytes.whole, "{bytes:?}: heads are a part of the whole");
+        bytes
     }
 
     fn add_bytes(self, more: PageBytes) -> PageBytes {
@@ -92,6 +94,7 @@ impl PageBytes {
     }
 
     fn subtract(self, less: PageBytes) -> PageBytes {
+        assert!(less.heads <= self.heads && less.whole <= self.whole, "{less:?} of {self:?}");
         PageBytes { heads: self.heads - less.heads, whole: self.whole - less.whole }
     }
 }
@@ -193,6 +196,7 @@ impl PagedTable {
     fn end(&self, ino: Ino) {
         let files = &mut self.lock().files;
         if let Some(entry) = files.get_mut(&ino) {
+            assert!(entry.running > 0, "a change of {ino:?} ends that has not begun");
             entry.running -= 1;
         }
         PagedTable::remove_unused(files, ino);
@@ -361,6 +365,7 @@ impl PagedFileSystem {
         self.inner.read(cx, file, ReadArgs { offset: begin, ..args }, &mut read)?;
         // There is no data behind the end of the file, whatever the buffer contained.
         let filled = read.filled_len();
+        assert!(filled <= len, "{filled} bytes were read into {len}");
         bytes[filled..].fill(0);
         let from = (args.offset - begin) as usize;
         let end = filled.min(from + out.remaining());
@@ -436,6 +441,7 @@ impl PageSource for PagedFileSystem {
         let fd = pages.reader().map_err(errno)?;
         let charged = ChargedPages { pages, uid };
         taken.add(&charged);
+        assert!(taken.all.whole <= most * RESERVED, "files have more frames than there may be");
         files.entry(ino).or_default().pages = Some(charged);
         bound.counts.count_mut(ino).files += 1;
         Ok(fd)
