@@ -11,9 +11,7 @@ use defuse_compose::ParsedSource;
 use defuse_fs::FileSystem;
 use defuse_fs::namespace::Namespace;
 use defuse_fuse::SessionOptions;
-use defuse_shared::{
-    LaneOffers, PagedFileSystem, PagedOptions, PartDivision, UnseenChanges, VersionedFileSystem,
-};
+use defuse_shared::{PagedOptions, PartDivision, SharedLayers, SharedOptions, UnseenChanges};
 use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -227,15 +225,11 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
         [] => AdmissionPolicy::SameUser,
         users => AdmissionPolicy::Users(users.to_vec()),
     };
-    let fs = offer.fs;
-    // Names have versions and files have pages only where all changes come through this server.
-    let unseen =
-        offer.tree.clone().map(|tree| Box::new(move |ino| tree.is_apart(ino)) as UnseenChanges);
-    let versioned =
-        offer.shared.and_then(|_| VersionedFileSystem::wrap_except(Arc::clone(&fs), unseen));
-    let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-    let paged = offer.shared.and_then(|pages| wrap_paged(&fs, pages, offer.tree.as_deref()));
-    let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
+    let layers = offer.shared.map(|pages| {
+        let options = options_of_layers(pages, offer.tree.as_ref());
+        SharedLayers::build(Arc::clone(&offer.fs), options)
+    });
+    let fs = layers.as_ref().map_or(offer.fs, |layers| Arc::clone(&layers.fs));
     let max_connections = offer.max_connections;
     let max_connections_of_user =
         offer.max_connections_of_user.unwrap_or(max_connections / 8).max(1);
@@ -247,10 +241,10 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
         max_connections,
         max_connections_of_user,
         dead_after: offer.dead_after,
-        pages: paged.clone().map(|paged| paged as _),
-        versions: versioned.map(|versioned| versioned as _),
+        pages: layers.as_ref().and_then(SharedLayers::page_source),
+        versions: layers.as_ref().and_then(SharedLayers::version_source),
         others: offer.binder.clone().map(|binder| binder as _),
-        lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
+        lanes: layers.as_ref().and_then(SharedLayers::transport),
         ..ServerOptions::default()
     };
     let mut caught = signals::catch().map_err(CommandFailure::from_error)?;
@@ -268,7 +262,11 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
         devices: offer.devices.clone(),
         tree: offer.tree.as_ref().map(Arc::downgrade).unwrap_or_default(),
         binder: offer.binder.as_ref().map(Arc::downgrade).unwrap_or_default(),
-        paged: paged.as_ref().map(Arc::downgrade).unwrap_or_default(),
+        paged: layers
+            .and_then(|layers| layers.paged)
+            .as_ref()
+            .map(Arc::downgrade)
+            .unwrap_or_default(),
     };
     let (served, logged) = (Arc::downgrade(&server), look.clone());
     let settling = Arc::new(Mutex::new(()));
@@ -312,18 +310,17 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
     Ok(ListeningServer { server, settling, keeper, registered })
 }
 
-/// Pages for `fs`, counted apart for each member of a tree.
-fn wrap_paged(
-    fs: &Arc<dyn FileSystem>,
-    options: PagedOptions,
-    tree: Option<&Namespace>,
-) -> Option<Arc<PagedFileSystem>> {
-    let Some(tree) = tree else { return PagedFileSystem::wrap(Arc::clone(fs), options) };
+/// Layers whose pages are counted apart for each member of a tree.
+fn options_of_layers(pages: PagedOptions, tree: Option<&Arc<Namespace>>) -> SharedOptions {
+    let options = SharedOptions { pages: Some(pages), ..SharedOptions::default() };
+    let Some(tree) = tree.cloned() else { return options };
     let count = tree.members().len();
     let of = Arc::new(move |ino| Namespace::split(ino, count).map(|(member, _)| member));
     let members = tree.members().iter().enumerate();
     let without = members.filter(|(_, member)| member.apart).map(|(index, _)| index).collect();
-    PagedFileSystem::wrap_parts(Arc::clone(fs), options, PartDivision { count, of, without })
+    let unseen = Box::new(move |ino| tree.is_apart(ino)) as UnseenChanges;
+    let parts = Some(PartDivision { count, of, without });
+    SharedOptions { parts, unseen: Some(unseen), ..options }
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the reason of the wait

@@ -74,12 +74,12 @@ fn time(mut call: impl FnMut()) -> f64 {
 fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
+    let lanes = Some(Arc::new(LaneOffers::default()) as _);
     let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let paged =
         PagedFileSystem::wrap(memory, PagedOptions::default()).expect("memory is exclusive");
     let pages = Some(Arc::clone(&paged) as _);
-    let options = ServerOptions { lines, pages, ..ServerOptions::default() };
+    let options = ServerOptions { lanes, pages, ..ServerOptions::default() };
     let server = Arc::new(SocketServer::bind(&path, paged, options).expect("a socket"));
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());

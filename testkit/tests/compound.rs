@@ -160,8 +160,8 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
 /// A lane carries whole chains: otherwise each of their requests would be one, or they would go over the socket.
 #[test]
 fn a_chain_is_one_request_of_a_lane() {
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let options = ServerOptions { lines, ..ServerOptions::default() };
+    let lanes = Some(Arc::new(LaneOffers::default()) as _);
+    let options = ServerOptions { lanes, ..ServerOptions::default() };
     let served = serve_by(MemoryOptions::default(), options);
     let root = task(0);
     let maker = CompoundProgram::new(&served);

@@ -27,11 +27,11 @@ const SHARED: RemoteOptions =
 /// A server of files in memory, with shared memory.
 fn memory(limits: LaneLimits) -> TestServer {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
-    let lines = Some(Arc::new(LaneOffers::new(limits)) as _);
+    let lanes = Some(Arc::new(LaneOffers::new(limits)) as _);
     let paged = PagedFileSystem::wrap(Arc::clone(&fs), PagedOptions::default());
     let fs = paged.clone().map_or(fs, |paged| paged as _);
     let pages = paged.map(|paged| paged as _);
-    TestServer::new(fs, ServerOptions { lines, pages, ..ServerOptions::default() }, SHARED)
+    TestServer::new(fs, ServerOptions { lanes, pages, ..ServerOptions::default() }, SHARED)
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn large_data_arrives_while_all_workers_are_stuck() {
         may_read: AtomicBool::new(false),
     };
     let held = Arc::new(held);
-    let lines = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
-    let mut options = ServerOptions { lines, ..ServerOptions::default() };
+    let lanes = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
+    let mut options = ServerOptions { lanes, ..ServerOptions::default() };
     options.session.workers = Some(2);
     let served = TestServer::new(Arc::clone(&held) as _, options, SHARED);
     let client = served.client();
@@ -162,8 +162,8 @@ fn large_data_reaches_files_of_the_kernel_whole_also_at_their_ends() {
     let dir = TempDir::with_prefix("defuse-large-").unwrap();
     let options = defuse_passthrough::PassthroughOptions::default();
     let fs = Arc::new(defuse_passthrough::Passthrough::new(dir.path(), options).unwrap());
-    let lines = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
-    let served = TestServer::new(fs, ServerOptions { lines, ..ServerOptions::default() }, SHARED);
+    let lanes = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
+    let served = TestServer::new(fs, ServerOptions { lanes, ..ServerOptions::default() }, SHARED);
     let client = served.client();
     let (entry, file) = create(&client, "large");
     let bytes = random(6, 900_001);

@@ -20,7 +20,7 @@ use defuse_memory::{MemoryFileSystem, MemoryOptions};
 use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_ring::layout::{BYTES, arena_of, number_in};
 use defuse_ring::{ClientLane, MappedMemory as Ring, PeerMemory};
-use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions, VersionedFileSystem};
+use defuse_shared::{SharedLayers, SharedOptions};
 use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
@@ -56,14 +56,12 @@ fn attack_open_file(run: impl FnOnce(&Path, File) + Send) {
     let path = dir.path().join("socket");
     let memory =
         MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
-    let versioned = VersionedFileSystem::wrap(Arc::new(memory)).unwrap();
-    let versions = Some(Arc::clone(&versioned) as _);
-    let paged = PagedFileSystem::wrap(versioned, PagedOptions::default()).unwrap();
-    let pages = Some(Arc::clone(&paged) as _);
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
+    let layers = SharedLayers::build(Arc::new(memory), SharedOptions::default());
+    let (versions, pages) = (layers.version_source(), layers.page_source());
+    let lanes = layers.transport();
     let admission = AdmissionPolicy::Users(vec![USER]);
-    let options = ServerOptions { admission, lines, pages, versions, ..ServerOptions::default() };
-    let server = SocketServer::bind(&path, paged, options).unwrap();
+    let options = ServerOptions { admission, lanes, pages, versions, ..ServerOptions::default() };
+    let server = SocketServer::bind(&path, layers.fs, options).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());

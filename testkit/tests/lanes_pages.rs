@@ -81,9 +81,9 @@ fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> RemoteClient + S
     let path = dir.path().join("socket");
     let paged = make_paged(options);
     let pages = Some(Arc::clone(&paged) as _);
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
+    let lanes = Some(Arc::new(LaneOffers::default()) as _);
     let admission = AdmissionPolicy::Users(USERS.to_vec());
-    let options = ServerOptions { admission, lines, pages, ..ServerOptions::default() };
+    let options = ServerOptions { admission, lanes, pages, ..ServerOptions::default() };
     let server = SocketServer::bind(&path, paged, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());

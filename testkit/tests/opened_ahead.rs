@@ -26,7 +26,7 @@ use served::{TestServer, context, create, name};
 
 /// Options of a server that offers lanes.
 fn with_lanes() -> ServerOptions {
-    ServerOptions { lines: Some(Arc::new(LaneOffers::default())), ..ServerOptions::default() }
+    ServerOptions { lanes: Some(Arc::new(LaneOffers::default())), ..ServerOptions::default() }
 }
 
 fn serve_with(options: ServerOptions) -> TestServer {

@@ -37,8 +37,8 @@ struct EndableServer {
 
 impl EndableServer {
     fn start(path: &Path, fs: Arc<dyn FileSystem>) -> EndableServer {
-        let lines = Some(Arc::new(LaneOffers::default()) as _);
-        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let lanes = Some(Arc::new(LaneOffers::default()) as _);
+        let options = ServerOptions { lanes, ..ServerOptions::default() };
         let server = Arc::new(SocketServer::bind(path, fs, options).unwrap());
         let running = Arc::clone(&server);
         EndableServer { server, thread: std::thread::spawn(move || running.run()) }

@@ -29,9 +29,9 @@ fn serve_memory() -> TestServer {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let fs = VersionedFileSystem::wrap(fs).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
+    let lanes = Some(Arc::new(LaneOffers::default()) as _);
     let clients = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    TestServer::new(fs, ServerOptions { versions, lines, ..ServerOptions::default() }, clients)
+    TestServer::new(fs, ServerOptions { versions, lanes, ..ServerOptions::default() }, clients)
 }
 
 /// A program with a connection of its own, and a mount at `a:`.

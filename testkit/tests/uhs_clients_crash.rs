@@ -18,12 +18,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use defuse_block::{BlockDevice, RamDevice, SimDevice};
-use defuse_connection::{PageSource, VersionSource};
 use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, NewNode, OpenArgs, OpenFlags, ReleaseArgs, Result,
 };
 use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
-use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions, VersionedFileSystem};
+use defuse_shared::{SharedLayers, SharedOptions};
 use defuse_socket::ServerOptions;
 use defuse_testkit::listing;
 use defuse_uhs::{Uhs, UhsOptions, check};
@@ -200,14 +199,15 @@ fn record(seed: u64, rounds: usize) -> (SimDevice, CrashHistory) {
     Uhs::make(device, (0o755, 0, 0), &mut fastrand::Rng::with_seed(5)).unwrap();
     let sim = SimDevice::from_ram(&ram, seed);
     let fs: Arc<dyn FileSystem> = Arc::new(open(Arc::new(sim.clone())));
-    let versioned = VersionedFileSystem::wrap(fs).unwrap();
-    let versions = Some(Arc::clone(&versioned) as Arc<dyn VersionSource>);
-    let paged = PagedFileSystem::wrap(versioned, PagedOptions::default()).unwrap();
-    let pages = Some(Arc::clone(&paged) as Arc<dyn PageSource>);
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let options = ServerOptions { lines, pages, versions, ..ServerOptions::default() };
+    let layers = SharedLayers::build(fs, SharedOptions::default());
+    let options = ServerOptions {
+        lanes: layers.transport(),
+        pages: layers.page_source(),
+        versions: layers.version_source(),
+        ..ServerOptions::default()
+    };
     let clients = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    let served = TestServer::new(paged, options, clients);
+    let served = TestServer::new(layers.fs, options, clients);
     let history = CrashHistory::default();
     for round in 0..rounds {
         std::thread::scope(|scope| {

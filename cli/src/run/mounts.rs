@@ -12,7 +12,7 @@ use defuse_compose::{ParsedSource, SourceSettings};
 use defuse_fs::FileSystem;
 use defuse_fs::source::{FrontendProperties, LockPlace, SourceSharing};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServerPlace};
-use defuse_shared::{LaneOffers, VersionedFileSystem};
+use defuse_shared::{SharedLayers, SharedOptions};
 use defuse_socket::name::SocketName;
 use defuse_socket::{ServerOptions, SocketServer};
 use rustix::fs::Mode;
@@ -147,12 +147,11 @@ impl RunServers {
         let fs = source.open(settings)?;
         fs.notes().iter().for_each(|note| warn(note));
         let (listener, socket) = create_unnamed_socket()?;
-        // Names have versions only where all changes come through this server.
-        let versioned = VersionedFileSystem::wrap(Arc::clone(&fs));
-        let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-        let versions = versioned.map(|versioned| versioned as _);
-        let lines = Some(Arc::new(LaneOffers::default()) as _);
-        let options = ServerOptions { versions, lines, ..ServerOptions::default() };
+        let options = SharedOptions { pages: None, ..SharedOptions::default() };
+        let layers = SharedLayers::build(fs, options);
+        let (versions, lanes) = (layers.version_source(), layers.transport());
+        let options = ServerOptions { versions, lanes, ..ServerOptions::default() };
+        let fs = layers.fs;
         let server = SocketServer::from_listener(listener, Arc::clone(&fs), options);
         let server = Arc::new(server.map_err(CommandFailure::from_error)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());

@@ -259,8 +259,8 @@ impl ManagerService {
         fs: Arc<dyn FileSystem>,
     ) -> Result<ManagerService> {
         let served = socket.try_clone()?;
-        let lines = Some(Arc::new(LaneOffers::default()) as _);
-        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let lanes = Some(Arc::new(LaneOffers::default()) as _);
+        let options = ServerOptions { lanes, ..ServerOptions::default() };
         let thread = Builder::new().name("defuse-served".to_owned()).spawn(move || {
             if let Err(errno) = serve_one(served, fs, &options, || ()) {
                 log::warn!("the service of a manager has ended: {errno}");

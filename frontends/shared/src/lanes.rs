@@ -75,7 +75,11 @@ impl LaneOffers {
 }
 
 impl TransportUpgrade for LaneOffers {
-    fn line(&self, uid: u32, messages: Arc<dyn RequestSource>) -> Result<Arc<dyn RequestSource>> {
+    fn upgrade(
+        &self,
+        uid: u32,
+        messages: Arc<dyn RequestSource>,
+    ) -> Result<Arc<dyn RequestSource>> {
         let port = messages.port(false);
         let Some(place) = self.admit(uid, 1) else {
             offer(&*port, None)?;

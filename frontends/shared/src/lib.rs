@@ -13,6 +13,7 @@
 
 mod counts;
 mod lanes;
+mod layers;
 mod memory;
 mod named;
 mod paged;
@@ -20,5 +21,6 @@ mod versioned;
 
 pub use counts::PartDivision;
 pub use lanes::{LaneLimits, LaneOffers};
+pub use layers::{SharedLayers, SharedOptions};
 pub use paged::{PagedFileSystem, PagedOptions};
 pub use versioned::{UnseenChanges, VersionedFileSystem};

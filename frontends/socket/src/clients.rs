@@ -54,7 +54,7 @@ pub(crate) struct ServedClient {
     pub(crate) statistics: SessionStatistics,
     /// The peer ends with the session, even if statistics are taken meanwhile.
     pub(crate) peer: Weak<FusePeer>,
-    pub(crate) line: Weak<dyn RequestSource>,
+    pub(crate) source: Weak<dyn RequestSource>,
 }
 
 /// The beginning of a connection.
@@ -78,7 +78,7 @@ impl ServedClient {
                 uid: peer.connection.credentials().uid,
                 pid: begun.pid,
                 age: begun.at.elapsed(),
-                lanes: self.line.upgrade().and_then(|line| line.lanes()),
+                lanes: self.source.upgrade().and_then(|source| source.lanes()),
                 holdings: peer.connection.holdings(),
                 ..ClientStatistics::default()
             };

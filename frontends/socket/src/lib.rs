@@ -12,7 +12,7 @@
 mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;
-mod line;
+mod messages;
 pub mod name;
 mod other_protocols;
 mod peer;

@@ -22,7 +22,7 @@ use defuse_wire::vendor::ConnectionNumber;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::clients::{self, ConnectionStart, ServedClient, ServerStatistics};
-use crate::line::{self, MessageSource, errno};
+use crate::messages::{self, MessageSource, errno};
 use crate::name::{self, SocketInode, SocketName};
 use crate::other_protocols::OtherProtocol;
 use crate::peer::FusePeer;
@@ -87,7 +87,7 @@ pub struct ServerOptions {
     /// Maximum memory for mapped files of all users, in bytes.
     pub mapped_bytes: u64,
     /// A transport beside messages, if the server offers one to clients.
-    pub lines: Option<Arc<dyn TransportUpgrade>>,
+    pub lanes: Option<Arc<dyn TransportUpgrade>>,
     /// The pages of files that clients may read by memory, if there are any.
     pub pages: Option<Arc<dyn PageSource>>,
     /// The versions of names and attributes, by which clients find out what has not changed, if there are any.
@@ -122,7 +122,7 @@ impl Default for ServerOptions {
             limits: connection,
             user_limits: user,
             mapped_bytes,
-            lines: None,
+            lanes: None,
             pages: None,
             versions: None,
             dead_after: None,
@@ -431,23 +431,24 @@ impl ServerShared {
             let of_user = share.clone();
             let client =
                 ClientHooks { memory, groups: Some(groups), tells_groups, watchdog, share };
-            let mut line: Arc<dyn RequestSource> =
+            let mut source: Arc<dyn RequestSource> =
                 Arc::new(MessageSource::new(Arc::new(socket), of_user));
-            if let Some(lines) = &self.options.lines {
-                line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
+            if let Some(lanes) = &self.options.lanes {
+                source = lanes.upgrade(uid, source).map_err(|errno| errno.to_string())?;
             }
-            let options = line::options(&self.options.session, self.options.lines.is_some());
-            let watched = Arc::downgrade(&line);
+            let options = messages::options(&self.options.session, self.options.lanes.is_some());
+            let watched = Arc::downgrade(&source);
             let session =
-                Session::start_on(line, fs, &options, client).map_err(|e| e.to_string())?;
+                Session::start_on(source, fs, &options, client).map_err(|e| e.to_string())?;
             Ok((session, watched))
         });
         match session {
-            Ok((session, line)) => {
+            Ok((session, source)) => {
                 log::debug!("process {pid} of user {uid} is served");
                 let (statistics, peer) = (session.statistics(), Arc::downgrade(peer));
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
-                    entry.stage = ConnectionStage::Served(ServedClient { statistics, peer, line });
+                    entry.stage =
+                        ConnectionStage::Served(ServedClient { statistics, peer, source });
                 }
                 if let Err(errno) = session.wait().durable {
                     LOG.warn(|| format!("what process {pid} wrote may not be durable: {errno}"));

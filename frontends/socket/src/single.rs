@@ -9,7 +9,7 @@ use defuse_fs::{Errno, FileSystem, Result};
 use defuse_session::{ClientHooks, RequestSource, Session, SessionEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::line::{self, MessageSource};
+use crate::messages::{self, MessageSource};
 use crate::peer::FusePeer;
 use crate::server::{ServerOptions, disable_caches, with_locks};
 use crate::waiting::INIT_PATIENCE;
@@ -55,12 +55,16 @@ pub fn serve_one(
     let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
     let groups = Arc::new(peer.connection.credentials().clone());
     let client = ClientHooks { groups: Some(groups), tells_groups: true, ..ClientHooks::default() };
-    let mut line: Arc<dyn RequestSource> = Arc::new(MessageSource::new(Arc::new(socket), None));
-    if let Some(lines) = &options.lines {
-        line = lines.line(0, line)?;
+    let mut source: Arc<dyn RequestSource> = Arc::new(MessageSource::new(Arc::new(socket), None));
+    if let Some(lanes) = &options.lanes {
+        source = lanes.upgrade(0, source)?;
     }
-    let session =
-        Session::start_on(line, served, &line::options(&session, options.lines.is_some()), client);
+    let session = Session::start_on(
+        source,
+        served,
+        &messages::options(&session, options.lanes.is_some()),
+        client,
+    );
     let session = session.map_err(|error| {
         log::warn!("the process at the other end is not served: {error}");
         Errno::EPROTO

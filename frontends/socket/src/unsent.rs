@@ -13,7 +13,7 @@ use defuse_fs::{Errno, Result};
 use defuse_session::{CountGuard, LimitedCount, UserShare};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
-use crate::line::errno;
+use crate::messages::errno;
 use crate::peer;
 
 /// Bytes kept for a client. With more, its connection ends: it may make requests without limit, and reads nothing.

@@ -18,7 +18,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::clients::{ConnectionStart, ServedClient};
-use crate::line::errno;
+use crate::messages::errno;
 use crate::other_protocols::{OtherProtocol, PeerProcess};
 use crate::peer::{self, FusePeer};
 use crate::server::{AcceptedConnection, ClientTable, LOG, ServerShared, lock, next_step};

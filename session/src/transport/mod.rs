@@ -207,7 +207,8 @@ pub trait TransportUpgrade: Send + Sync + std::fmt::Debug {
     /// # Errors
     ///
     /// The errors of the system calls that create it. The client is then not served.
-    fn line(&self, uid: u32, messages: Arc<dyn RequestSource>) -> Result<Arc<dyn RequestSource>>;
+    fn upgrade(&self, uid: u32, messages: Arc<dyn RequestSource>)
+    -> Result<Arc<dyn RequestSource>>;
 }
 
 /// The reply to the request that a worker has just received. Exactly one of the sending methods is called for each

@@ -92,8 +92,8 @@ fn run_over_socket(
 ) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let options = ServerOptions { lines, ..ServerOptions::default() };
+    let offers = Some(Arc::new(LaneOffers::default()) as _);
+    let options = ServerOptions { lanes: offers, ..ServerOptions::default() };
     let server = SocketServer::bind(&path, fs, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
