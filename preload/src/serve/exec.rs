@@ -18,8 +18,9 @@ use crate::process::{holders, spawned};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::elf::{MAX_SCRIPTS, script};
 use crate::serve::exec_environment::ExecEnvironment;
+use crate::serve::exec_warnings::{self, ProgramPath};
 use crate::serve::path::{PathOrigin, PathTarget};
-use crate::serve::{elf, exec_warnings, mappings, open, path};
+use crate::serve::{elf, mappings, open, path};
 
 pub fn exec(call: &ProgramCall<'_>) -> CallResult {
     let at = call.number as i64 == libc::SYS_execveat;
@@ -110,7 +111,7 @@ impl ExecCall<'_> {
 
     /// A program of the kernel's name space.
     fn execute_path(&self, path: &[u8]) -> CallResult {
-        if let Some(served) = self.execute_kernel_program_at((libc::AT_FDCWD, path), 0, path) {
+        if let Some(served) = self.execute_kernel_program_at(ProgramPath::new(path), path) {
             return served;
         }
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
@@ -124,7 +125,7 @@ impl ExecCall<'_> {
     fn execute_kernel_program(&self, args: &[u64; 6], flags: i32) -> Option<CallResult> {
         if self.call.number as i64 != libc::SYS_execveat {
             let path = sys::string(args[0]).ok()?;
-            return self.execute_kernel_program_at((libc::AT_FDCWD, path), 0, path);
+            return self.execute_kernel_program_at(ProgramPath::new(path), path);
         }
         let (fd, path) = (args[0] as i32, sys::string(args[1]).ok()?);
         let name = match path {
@@ -132,23 +133,18 @@ impl ExecCall<'_> {
             b"" => format!("/dev/fd/{fd}").into_bytes(),
             _ => [format!("/dev/fd/{fd}/").as_bytes(), path].concat(),
         };
-        self.execute_kernel_program_at((fd, path), flags, &name)
+        self.execute_kernel_program_at(ProgramPath { dir: fd, path, flags }, &name)
     }
 
     /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
-    fn execute_kernel_program_at(
-        &self,
-        at: (i32, &[u8]),
-        flags: i32,
-        name: &[u8],
-    ) -> Option<CallResult> {
-        exec_warnings::check_program(self.call, at, flags, name);
+    fn execute_kernel_program_at(&self, at: ProgramPath<'_>, name: &[u8]) -> Option<CallResult> {
+        exec_warnings::check_program(self.call, at, name);
         if !self.call.process.plan.dispatch {
             return None;
         }
         // A program that cannot be opened is refused by the kernel, or is not readable.
-        let file = exec_warnings::open_program(at, flags).filter(keeps_user)?;
+        let file = exec_warnings::open_program(at).filter(keeps_user)?;
         let mut head = [0; elf::HEAD];
         let len = file.read_at(&mut head, 0).ok()?;
         if let Some((interpreter, argument)) = script(&head[..len]) {

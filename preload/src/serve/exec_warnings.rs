@@ -18,10 +18,28 @@ use crate::process::user_namespace::{IdKind, to_server};
 use crate::serve::call::ProgramCall;
 use crate::serve::elf;
 
+/// A program as execveat(2) names it.
+#[derive(Clone, Copy)]
+pub struct ProgramPath<'a> {
+    /// The directory where a relative path begins.
+    pub dir: i32,
+    /// The path; empty for the file `dir` itself, with `AT_EMPTY_PATH`.
+    pub path: &'a [u8],
+    /// `AT_EMPTY_PATH` and `AT_SYMLINK_NOFOLLOW`.
+    pub flags: i32,
+}
+
+impl<'a> ProgramPath<'a> {
+    /// A program as execve(2) names it.
+    pub fn new(path: &'a [u8]) -> Self {
+        ProgramPath { dir: libc::AT_FDCWD, path, flags: 0 }
+    }
+}
+
 /// Looks at a program of the kernel's name space that is about to be executed by `name`.
-pub fn check_program(call: &ProgramCall<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
-    if let Some(stat) = stat(at, flags) {
-        check_new_program(call, &file_of(&stat), &stat, (at, flags), (name, elf::MAX_SCRIPTS));
+pub fn check_program(call: &ProgramCall<'_>, at: ProgramPath<'_>, name: &[u8]) {
+    if let Some(stat) = stat(at) {
+        check_new_program(call, &file_of(&stat), &stat, at, name, elf::MAX_SCRIPTS);
     }
 }
 
@@ -32,23 +50,24 @@ fn file_of(stat: &libc::stat) -> [u64; 4] {
 
 /// Looks at the program `file` of a mount, which the kernel executes by the descriptor `fd`.
 pub fn check_mounted_program(call: &ProgramCall<'_>, file: &FileDescription, fd: i32, name: &[u8]) {
-    let at = (fd, &b""[..]);
+    let at = ProgramPath { dir: fd, path: b"", flags: libc::AT_EMPTY_PATH };
     let known = call.client().fstat(call.task(), file);
-    if let (Ok(known), Some(stat)) = (known, stat(at, libc::AT_EMPTY_PATH)) {
+    if let (Ok(known), Some(stat)) = (known, stat(at)) {
         let ctime = known.attr.ctime;
         let file = [known.dev, known.attr.st_ino, ctime.secs as u64, ctime.nanos.into()];
-        let at = (at, libc::AT_EMPTY_PATH);
-        check_new_program(call, &file, &stat, at, (name, elf::MAX_SCRIPTS));
+        check_new_program(call, &file, &stat, at, name, elf::MAX_SCRIPTS);
     }
 }
 
-/// Looks at a program unless a process of this user has: `file` tells files apart.
+/// Looks at a program unless a process of this user has: `file` tells files apart. A script's interpreter may be a script, at most
+/// `scripts` times.
 fn check_new_program(
     call: &ProgramCall<'_>,
     file: &[u64; 4],
     stat: &libc::stat,
-    (at, flags): ((i32, &[u8]), i32),
-    (name, scripts): (&[u8], usize),
+    at: ProgramPath<'_>,
+    name: &[u8],
+    scripts: usize,
 ) {
     const EXECUTABLE: u32 = 0o111;
     let is_program = stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_mode & EXECUTABLE != 0;
@@ -56,18 +75,18 @@ fn check_new_program(
         return;
     }
     let mut head = [0; elf::HEAD];
-    let program = open_program(at, flags);
+    let program = open_program(at);
     let len = program.as_ref().and_then(|file| file.read_at(&mut head, 0).ok());
     let head = &head[..len.unwrap_or(0)];
     if let Some((interpreter, _)) = elf::script(head) {
         // The kernel executes it, unless it finds too many.
         if scripts > 0
-            && let Some(stat) = self::stat((libc::AT_FDCWD, interpreter), 0)
+            && let at = ProgramPath::new(interpreter)
+            && let Some(stat) = self::stat(at)
         {
-            let at = ((libc::AT_FDCWD, interpreter), 0);
-            check_new_program(call, &file_of(&stat), &stat, at, (interpreter, scripts - 1));
+            check_new_program(call, &file_of(&stat), &stat, at, interpreter, scripts - 1);
         }
-    } else if changes_user(call, stat, (at, flags)) {
+    } else if changes_user(call, stat, at) {
         warn_of_another_user(call, name);
     } else if elf::is_foreign(head) {
         warn(call, name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
@@ -114,7 +133,7 @@ fn warn_of_another_user(call: &ProgramCall<'_>, name: &[u8]) {
 
 /// True if the kernel puts the loader into secure mode (`AT_SECURE`, getauxval(3)): the program is
 /// executed with rights that its caller's real user does not have.
-fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
+fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ProgramPath<'_>) -> bool {
     let who = call.task().credentials();
     let is_set = |bits: u32| stat.st_mode & bits == bits && !are_bits_ignored(at);
     let other = |kind, id| to_server(kind, id).unwrap_or(u32::MAX);
@@ -126,8 +145,8 @@ fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i3
 }
 
 /// True if the file gives capabilities to a user who executes it, capabilities(7).
-fn has_capabilities((at, flags): ((i32, &[u8]), i32)) -> bool {
-    let Some(fd) = open_at(at, flags, libc::O_PATH) else { return false };
+fn has_capabilities(at: ProgramPath<'_>) -> bool {
+    let Some(fd) = open_at(at, libc::O_PATH) else { return false };
     let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
     let name = c"security.capability".as_ptr() as u64;
     let args = [path.as_ptr() as u64, name, 0, 0, 0, 0];
@@ -136,11 +155,11 @@ fn has_capabilities((at, flags): ((i32, &[u8]), i32)) -> bool {
 
 /// True if the kernel ignores the set-id bits and capabilities of the file: its file system is mounted `nosuid`, or the
 /// process has renounced it (`PR_SET_NO_NEW_PRIVS`).
-fn are_bits_ignored((at, flags): ((i32, &[u8]), i32)) -> bool {
+fn are_bits_ignored(at: ProgramPath<'_>) -> bool {
     if sys::plain(libc::SYS_prctl, libc::PR_GET_NO_NEW_PRIVS as u64, 0, 0) == Ok(1) {
         return true;
     }
-    let Some(fd) = open_at(at, flags, libc::O_PATH) else { return false };
+    let Some(fd) = open_at(at, libc::O_PATH) else { return false };
     // `struct statfs`: 120 bytes, of which the eleventh word has the flags.
     let mut space = [0u64; 15];
     let args = [fd.as_raw_fd() as u64, space.as_mut_ptr() as u64, 0, 0, 0, 0];
@@ -149,7 +168,7 @@ fn are_bits_ignored((at, flags): ((i32, &[u8]), i32)) -> bool {
 }
 
 /// The attributes of the file that the kernel finds at `at`.
-fn stat((dir, path): (i32, &[u8]), flags: i32) -> Option<libc::stat> {
+fn stat(ProgramPath { dir, path, flags }: ProgramPath<'_>) -> Option<libc::stat> {
     let path = CString::new(path).ok()?;
     let mut stat: libc::stat = sys::zeroed();
     let flags = flags & (libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW);
@@ -158,7 +177,7 @@ fn stat((dir, path): (i32, &[u8]), flags: i32) -> Option<libc::stat> {
 }
 
 /// Opens the file at `at`. For an empty path with `AT_EMPTY_PATH`, duplicates the descriptor.
-fn open_at((dir, path): (i32, &[u8]), flags: i32, how: i32) -> Option<OwnedFd> {
+fn open_at(ProgramPath { dir, path, flags }: ProgramPath<'_>, how: i32) -> Option<OwnedFd> {
     let path = CString::new(path).ok()?;
     let how = (how | libc::O_CLOEXEC) as u64;
     let (number, args) = match flags & libc::AT_EMPTY_PATH != 0 && path.is_empty() {
@@ -170,8 +189,8 @@ fn open_at((dir, path): (i32, &[u8]), flags: i32, how: i32) -> Option<OwnedFd> {
 
 /// Opens a program of the kernel's name space for reading, if this process may execute it. It may
 /// change its user by that.
-pub fn open_program(at: (i32, &[u8]), flags: i32) -> Option<File> {
-    let fd = open_at(at, flags, libc::O_RDONLY)?;
+pub fn open_program(at: ProgramPath<'_>) -> Option<File> {
+    let fd = open_at(at, libc::O_RDONLY)?;
     let empty = c"".as_ptr() as u64;
     let how = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
     let args = [fd.as_raw_fd() as u64, empty, libc::X_OK as u64, how, 0, 0];
