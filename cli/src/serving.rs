@@ -128,7 +128,7 @@ pub struct ServePlan {
     /// Other users that may connect.
     pub admit: Vec<u32>,
     pub max_connections: usize,
-    /// Half of all by default.
+    /// An eighth of `max_connections` by default.
     pub max_connections_of_user: Option<usize>,
     /// The limit of [`ServerOptions::dead_after`].
     pub dead_after: Option<Duration>,
@@ -137,8 +137,8 @@ pub struct ServePlan {
     pub sandbox: Option<FilterNeeds>,
 }
 
-/// The namespaces of a server of `sources`, which `stays` in the namespaces of its user for a reason. Comes before they
-/// are opened.
+/// The namespaces of a server of `sources`. `stays` is the reason to keep the namespaces of the user, if there is one. To be called
+/// before the sources are opened.
 ///
 /// # Errors
 ///

@@ -160,7 +160,7 @@ impl<F: FileSystem> PeerConnection<F> {
     /// file system. For a client that is trusted with the whole file system, and a file system that accepts such
     /// numbers ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
     pub fn trust_numbers(&self) {
-        self.ledger.names_any();
+        self.ledger.allow_any_inode();
     }
 
     /// From now on the client shares these names, which are for clients with its [rights](PeerConnection::credentials).

@@ -370,7 +370,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             return Ok(());
         }
         // A program that closes a file waits for this reply, and not for the reply to its release.
-        if self.ledger.takes_flock(file, owner) {
+        if self.ledger.remove_flock(file, owner) {
             self.drop_locks(lower, &[(LockKind::Flock, owner)]);
         }
         call.fs.flush(cx, lower, self.ledger.owner(owner))
@@ -473,7 +473,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lock(request)?;
         call.guard(|guard| guard.lock(file, request))?;
         let (lower, lowered) = (self.lower(file)?, self.lower_request(request));
-        self.ledger.locks(file, request);
+        self.ledger.record_lock_request(file, request);
         let mut taken = call.fs.setlk(cx, lower, &lowered);
         if taken == Err(Errno::EAGAIN) {
             // The holder may have ended in between, too: try again in any case.
@@ -677,7 +677,7 @@ impl<F: FileSystem> PeerConnection<F> {
         call.guard(|guard| guard.lock(file, request))?;
         self.lower(file)?;
         let wait = self.ledger.begin_wait()?;
-        self.ledger.locks(file, request);
+        self.ledger.record_lock_request(file, request);
         Ok(wait)
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct ConnectionLedger {
     source: Mutex<Option<Arc<ConnectionLedger>>>,
     pub(super) usage: ConnectionUsage,
     /// True if the client may name every inode.
-    names_any: AtomicBool,
+    may_name_any: AtomicBool,
     /// The name memory of the client, whose inodes it may name.
     names: OnceLock<Arc<dyn NameSource>>,
     /// Kept only if messages may name files.
@@ -185,7 +185,7 @@ struct FamilyOpenFile {
     /// The number of connections that have it.
     held: u64,
     /// The number of connections that have not flushed it. Its locks stay for these.
-    keeps: u64,
+    unflushed: u64,
     dir: bool,
     flags: OpenFlags,
     /// The locks of the open file itself: flock(2), and `F_OFD_SETLK` of fcntl(2).
@@ -252,9 +252,9 @@ impl ConnectionLedger {
         usage: ConnectionUsage,
         paths: Option<ConnectionPaths>,
     ) -> ConnectionLedger {
-        let (own, names_any) = (LedgerShards::default(), AtomicBool::new(false));
+        let (own, may_name_any) = (LedgerShards::default(), AtomicBool::new(false));
         let (source, names) = (Mutex::new(source), OnceLock::new());
-        ConnectionLedger { own, family, source, usage, names_any, names, paths }
+        ConnectionLedger { own, family, source, usage, may_name_any, names, paths }
     }
 
     /// Returns the ledger of a connection that holds nothing yet, and may take over from this one until
@@ -299,7 +299,7 @@ impl ConnectionLedger {
             let modes = before.modes.intersect(AccessModes::from_mode(inherited.mode));
             if own.open.insert(key, OwnOpenFile { modes, ..before }).is_none() {
                 open.held += 1;
-                open.keeps += u64::from(!before.flushed);
+                open.unflushed += u64::from(!before.flushed);
                 *own.opens.entry(inherited.ino).or_default() += 1;
                 self.usage.add_opens(1);
                 if let (Some(paths), Some(before)) = (&self.paths, &source.paths) {
@@ -339,7 +339,7 @@ impl ConnectionLedger {
             for (key, mine) in &own.open {
                 if let Some(open) = family.open.get_mut(key) {
                     open.held += 1;
-                    open.keeps += u64::from(!mine.flushed);
+                    open.unflushed += u64::from(!mine.flushed);
                 }
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
@@ -378,7 +378,7 @@ impl ConnectionLedger {
     /// True where the client may name `ino`.
     pub(crate) fn holds(&self, ino: Ino) -> bool {
         ino == Ino::ROOT
-            || self.names_any.load(Ordering::Relaxed)
+            || self.may_name_any.load(Ordering::Relaxed)
             || lock(&self.own[shard_index(ino)]).may_name(ino)
             || self.shares(ino)
     }
@@ -402,8 +402,8 @@ impl ConnectionLedger {
     }
 
     /// From now on the client may name every inode.
-    pub(crate) fn names_any(&self) {
-        self.names_any.store(true, Ordering::Relaxed);
+    pub(crate) fn allow_any_inode(&self) {
+        self.may_name_any.store(true, Ordering::Relaxed);
     }
 
     /// Records that the client finds `ino` by `name` in `parent`.
@@ -432,7 +432,7 @@ impl ConnectionLedger {
         assert!(before.is_none(), "two open files have the number {number:?}");
         *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
-        family.open.insert(key, FamilyOpenFile { held: 1, keeps: 1, dir, flags, locks });
+        family.open.insert(key, FamilyOpenFile { held: 1, unflushed: 1, dir, flags, locks });
         if let Some(paths) = &self.paths {
             paths.record_open(file.ino);
         }
@@ -476,13 +476,12 @@ impl ConnectionLedger {
 
     /// Returns the owner of locks by its number in the file system. A client chooses the numbers of its owners, and
     /// must not be able to name the owner of another client's locks.
-    /// must not be able to name the owner of another client's locks.
     pub(crate) fn owner(&self, owner: LockOwner) -> LockOwner {
         LockOwner(owner.0 ^ self.family.secret)
     }
 
     /// Records that the client requests a lock on an open file.
-    pub(crate) fn locks(&self, file: File, request: &LockRequest) {
+    pub(crate) fn record_lock_request(&self, file: File, request: &LockRequest) {
         if request.lock.typ == LockType::Unlock {
             return;
         }
@@ -569,8 +568,8 @@ impl ConnectionLedger {
         let (Some(mine), Some(open)) = (own.open.get_mut(&key), family.open.get_mut(&key)) else {
             return true;
         };
-        take(&mut open.keeps, u64::from(!std::mem::replace(&mut mine.flushed, true)));
-        let last = open.keeps == 0;
+        take(&mut open.unflushed, u64::from(!std::mem::replace(&mut mine.flushed, true)));
+        let last = open.unflushed == 0;
         if last {
             open.locks.remove(&(LockKind::Posix, owner));
         }
@@ -578,7 +577,7 @@ impl ConnectionLedger {
     }
 
     /// Removes the flock(2) lock of `owner` on the open file; false where there is none.
-    pub(crate) fn takes_flock(&self, file: File, owner: LockOwner) -> bool {
+    pub(crate) fn remove_flock(&self, file: File, owner: LockOwner) -> bool {
         let mut family = lock(&self.family.shards[shard_index(file.ino)]);
         let open = family.open.get_mut(&(file.ino, file.fh));
         self.usage.record_unlock((file.ino, LockKind::Flock, owner));
@@ -636,7 +635,10 @@ impl ConnectionLedger {
             }
             for (key, mine) in &own.open {
                 let all = family.open.get(key).expect("the family has the open file");
-                assert!(all.keeps <= all.held && (mine.flushed || 0 < all.keeps), "{key:?}");
+                assert!(
+                    all.unflushed <= all.held && (mine.flushed || 0 < all.unflushed),
+                    "{key:?}"
+                );
             }
             assert!(own.locks.iter().all(|key| family.locks.contains_key(key)));
         }
@@ -685,9 +687,9 @@ impl FamilyHoldings {
     ) -> (Vec<(LockKind, LockOwner)>, Option<FamilyOpenFile>) {
         let Some(open) = self.open.get_mut(&key) else { return (Vec::new(), None) };
         take(&mut open.held, 1);
-        take(&mut open.keeps, u64::from(!mine.flushed));
-        assert!(open.keeps <= open.held, "connections that lack the file keep its locks");
-        let locks = if open.keeps == 0 { open.locks.drain().collect() } else { Vec::new() };
+        take(&mut open.unflushed, u64::from(!mine.flushed));
+        assert!(open.unflushed <= open.held, "connections that lack the file keep its locks");
+        let locks = if open.unflushed == 0 { open.locks.drain().collect() } else { Vec::new() };
         (locks, if open.held == 0 { self.open.remove(&key) } else { None })
     }
 

@@ -259,7 +259,6 @@ impl MappedInode {
 
     /// Reads the missing parts of `range` into memory. `ENOMEM` if they have more than `room` bytes of data; nothing
     /// is read then.
-    /// than `room` bytes of data; nothing is taken then.
     fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>, mut room: u64) -> Result<()> {
         if range.end > LENGTH {
             return Err(Errno::EOVERFLOW);
@@ -301,7 +300,6 @@ impl MappedInode {
 
     /// Updates the memory after a change of the file system. A part for which there is no room is no longer kept
     /// current, and reads as zeros.
-    /// followed any more, and reads as zeros.
     fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {

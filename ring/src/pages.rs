@@ -36,7 +36,7 @@ const AT_SIZE: usize = 72;
 const AT_HEADS: usize = PAGE;
 const HEAD: usize = 16;
 
-/// The server's side. Its memory is at first closed: nothing may be read.
+/// The server's side. It has no length at first: nothing may be read.
 pub struct PageWriter<M: WritableMemory = PublishedMemory> {
     memory: M,
     frames: u32,
@@ -154,18 +154,18 @@ impl<M: WritableMemory> PageWriter<M> {
         self.memory.give_back(frame_at(group * GROUP, self.frames), GROUP_BYTES as usize);
     }
 
-    /// The length of the file when it was opened last, in bytes.
+    /// The length of the file that was published last, in bytes.
     pub fn size(&self) -> u64 {
         self.memory.load64(AT_SIZE)
     }
 
-    /// True while nothing may be read.
-    pub fn is_closed(&self) -> bool {
-        self.memory.load64(AT_STATE) % 2 == 1
+    /// True if readers see a length, and may read.
+    pub fn has_length(&self) -> bool {
+        self.memory.load64(AT_STATE).is_multiple_of(2)
     }
 
     /// From now on nothing may be read: the length of the file is about to change.
-    pub fn close(&mut self) {
+    pub fn withdraw_length(&mut self) {
         let state = self.memory.load64(AT_STATE);
         if state.is_multiple_of(2) {
             self.memory.store64(AT_STATE, state + 1);
@@ -174,7 +174,7 @@ impl<M: WritableMemory> PageWriter<M> {
     }
 
     /// From now on pages may be read; the file has `size` bytes.
-    pub fn open(&mut self, size: u64) {
+    pub fn publish_length(&mut self, size: u64) {
         let state = self.memory.load64(AT_STATE);
         if !state.is_multiple_of(2) {
             self.memory.store64(AT_SIZE, size);
@@ -237,7 +237,7 @@ impl<M: WritableMemory> PageWriter<M> {
 impl<M: WritableMemory> Drop for PageWriter<M> {
     fn drop(&mut self) {
         // A client may keep the memory for as long as it lives: no page is readable from now on.
-        self.close();
+        self.withdraw_length();
         self.memory.give_back(AT_HEADS, bytes_of(self.frames) - AT_HEADS);
     }
 }
@@ -315,13 +315,13 @@ mod tests {
 
     fn make_both(size: u64) -> (PageWriter, PageReader) {
         let mut pages = PageWriter::new(size).unwrap();
-        pages.open(size);
+        pages.publish_length(size);
         let reader = PageReader::from_fd(pages.reader().unwrap()).unwrap();
         (pages, reader)
     }
 
     #[test]
-    fn a_reader_sees_what_was_put_until_it_is_forgotten_or_the_file_is_closed() {
+    fn a_reader_sees_what_was_put_until_it_is_forgotten_or_the_length_is_withdrawn() {
         let (mut pages, reader) = make_both(6000);
         let mut out = [9; 8000];
         assert_eq!(reader.read(0, &mut out), None);
@@ -334,9 +334,9 @@ mod tests {
             (reader.read(6000, &mut out), reader.read(u64::MAX, &mut out)),
             (Some(0), Some(0))
         );
-        pages.close();
+        pages.withdraw_length();
         assert_eq!(reader.read(0, &mut out), None);
-        pages.open(100);
+        pages.publish_length(100);
         assert_eq!(reader.read(0, &mut out), Some(100));
         pages.forget(0..1);
         assert_eq!(reader.read(0, &mut out), None);
@@ -417,7 +417,7 @@ mod tests {
         let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks;
         assert!(blocks() >= 2048);
         drop(pages);
-        assert_eq!(blocks(), 8, "the page that says that the file is closed");
+        assert_eq!(blocks(), 8, "the page with the length");
         assert_eq!(reader.read(0, &mut [0; 10]), None);
     }
 

@@ -225,7 +225,6 @@ impl<M: PeerMemory> LaneServer<M> {
 
     /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is
     /// no room for them.
-    /// for them.
     pub fn write_reply(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
         let at = self.reply_position(lane, number, from, bytes.len());
         at.inspect(|&at| self.memory.write(at, bytes)).is_some()

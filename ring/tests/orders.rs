@@ -173,7 +173,7 @@ fn pages(size: u64, first: [u64; 2]) -> (PageWriter<OrderedMemory>, PageReader<O
     let client = memory.share_with_client();
     let mut pages = PageWriter::from_memory(memory, FRAMES);
     pages.write_page(0, &page(first));
-    pages.open(size);
+    pages.publish_length(size);
     (pages, PageReader::from_memory(client, FRAMES))
 }
 
@@ -257,11 +257,11 @@ fn a_file_that_becomes_shorter_is_not_read_with_bytes_of_both_lengths() {
         let answered = Arc::new(AtomicU64::new(0));
         let tells = Arc::clone(&answered);
         let server = thread::spawn(move || {
-            pages.close();
+            pages.withdraw_length();
             pages.forget(0..u64::MAX);
             tells.store(1, Ordering::Release);
             pages.write_page(0, &page([1, 0]));
-            pages.open(8);
+            pages.publish_length(8);
             pages
         });
         let is_shorter = answered.load(Ordering::Acquire) == 1;

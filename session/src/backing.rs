@@ -181,7 +181,6 @@ fn run_without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
 /// Registers `fd` with the credentials of this thread, which the kernel then uses for every access. Fails with
 /// `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` if file systems are stacked too high, and `EINVAL` if the file is not
 /// regular.
-/// systems are stacked too high, `EINVAL` where the file is not regular.
 fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
     // SAFETY: for this request number the kernel reads one `fuse_backing_map`, which `map` is.

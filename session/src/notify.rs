@@ -27,7 +27,6 @@ const FIRST_RETRIEVE: u64 = 1 << 62;
 pub(crate) struct KernelNotify {
     /// Weak: a file system keeps its notifier for ever, and must not keep the device open, or the mount would outlive
     /// its session.
-    /// mount would outlive its session.
     port: Weak<dyn ReplyPort>,
     minor: u32,
     next: AtomicU64,

@@ -93,7 +93,6 @@ pub struct SessionOptions {
     pub forward_locks: bool,
     /// LOOKUP of `..` is answered for as long as the directory is looked up. For clients that walk paths themselves;
     /// the kernel would rely on it for NFS export.
-    /// paths themselves; the kernel would take it for a promise to NFS.
     pub answers_parents: bool,
     /// Overrides how long attributes are trusted.
     pub attr_timeout: Option<Duration>,
@@ -109,7 +108,6 @@ pub struct SessionOptions {
     pub memory_pressure: PathBuf,
     /// The groups of callers. `None`: from `/proc/PID/status`, which a program in a namespace of its own may not see.
     /// Unused for clients of a socket.
-    /// may not see. Of no meaning for clients of a socket.
     pub groups: Option<GroupSource>,
     /// The interrupt of a request ends the system call in which its handler waits, by a signal (`EINTR`). Without it, only
     /// [`Context::is_interrupted`](defuse_fs::Context::is_interrupted) reports an interrupt.

@@ -1,4 +1,4 @@
-//! A session: one mount being served, from INIT to the end.
+//! A session: the requests of one frontend, a mount or a client, from INIT to the end.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,7 +67,7 @@ pub enum StartError {
     Thread(Errno),
 }
 
-/// A mount that is being served. Dropping it does not end it: unmount, then [`wait`](Session::wait).
+/// A mount or a client that is being served. Dropping it does not end it: unmount, then [`wait`](Session::wait).
 pub struct Session {
     shared: Arc<SessionShared>,
 }
@@ -201,7 +201,7 @@ impl Session {
         WorkerControl { view: Arc::clone(&self.shared.view) }
     }
 
-    /// Waits until the client has ended the connection, while [`wait`](Session::wait) has not made anything durable yet.
+    /// Waits for the end of the connection, and makes nothing durable; [`wait`](Session::wait) does.
     pub fn wait_for_end(&self) {
         self.shared.wait_for_end();
     }
@@ -508,7 +508,7 @@ impl SessionShared {
 
     /// Starts a thread that receives in place of a thread that has a request `opcode` in hand, if the policy requires
     /// it.
-    pub(crate) fn hand_over(self: &Arc<Self>, opcode: Opcode) {
+    pub(crate) fn start_receiver(self: &Arc<Self>, opcode: Opcode) {
         let grown = self.pool.grow_if(|standing| policy::starts_another(opcode, standing));
         if grown == PoolGrowth::Spawn {
             self.start_worker();
@@ -645,7 +645,7 @@ impl SessionShared {
         ThreadBudget { slots: &self.slots, most: self.pool.most() }
     }
 
-    /// Copies a request that waits without a thread.
+    /// A request that waits without a thread, of these bytes.
     pub(crate) fn set_aside(
         &self,
         unique: u64,
@@ -689,7 +689,7 @@ impl SessionShared {
         }
     }
 
-    /// The kernel has ended the connection.
+    /// Ends the session: the connection has ended, or a thread stops it.
     pub(crate) fn finish(&self) {
         self.pool.shut_down();
         self.bulkhead.close();
@@ -787,7 +787,7 @@ struct ThreadEndCount {
 }
 
 impl ThreadEndCount {
-    /// Waits until there are others than `seen`, at most for `patience`.
+    /// Waits until the count differs from `seen`, at most for `patience`.
     fn wait(&self, seen: usize, patience: Duration) {
         let is_same = |count: &mut usize| *count == seen;
         drop(self.changed.wait_timeout_while(lock(&self.count), patience, is_same));

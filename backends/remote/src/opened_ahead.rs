@@ -50,7 +50,7 @@ pub(super) struct OpenPrefetch {
     known: AtomicUsize,
     /// True if the server has to be notified that a file was read.
     owes: AtomicBool,
-    lacks: AtomicBool,
+    is_unsupported: AtomicBool,
 }
 
 #[derive(Default)]
@@ -62,7 +62,7 @@ struct PrefetchedFiles {
     /// Files that the server is to close.
     closing: Vec<AheadClose>,
     /// A request for further files, whose answer was not taken.
-    asking: Option<PendingPrefetch>,
+    pending: Option<PendingPrefetch>,
     dirs: HashMap<Ino, PrefetchDirectory>,
     rate: PrefetchRate,
     /// Counts files that served an open.
@@ -142,11 +142,11 @@ impl OpenPrefetch {
     fn with<T>(&self, run: impl FnOnce(&mut PrefetchedFiles) -> T) -> T {
         let mut files = lock(&self.files);
         let result = run(&mut files);
-        let PrefetchedFiles { ready, granted, closing, asking, .. } = &*files;
-        let known = ready.len() + granted.len() + closing.len() + usize::from(asking.is_some());
+        let PrefetchedFiles { ready, granted, closing, pending, .. } = &*files;
+        let known = ready.len() + granted.len() + closing.len() + usize::from(pending.is_some());
         self.known.store(known, Ordering::Relaxed);
-        let are_requested = asking.as_ref().is_some_and(|asking| asking.owes);
-        self.owes.store(are_requested || need_closing(closing), Ordering::Release);
+        let are_requested = pending.as_ref().is_some_and(|pending| pending.owes);
+        self.owes.store(are_requested || are_any_read(closing), Ordering::Release);
         result
     }
 
@@ -183,13 +183,13 @@ impl OpenPrefetch {
 
     /// A file of `dir` was opened by the request that resolved its path.
     pub(super) fn record_open_by_path(&self, dir: Ino) {
-        if !self.lacks.load(Ordering::Relaxed) {
+        if !self.is_unsupported.load(Ordering::Relaxed) {
             self.with(|files| files.dir(dir).0.single_requests.note());
         }
     }
 }
 
-fn need_closing(closing: &[AheadClose]) -> bool {
+fn are_any_read(closing: &[AheadClose]) -> bool {
     closing.iter().any(|one| one.has_read != 0)
 }
 
@@ -207,7 +207,7 @@ impl RemoteShared {
         let flags = args.flags;
         let is_small = attr.kind == FileKind::Regular && attr.size <= OPEN_BYTES_MAX as u64;
         let only_reads = flags.access() == AccessMode::Read && flags.0 & NO_BYTES == 0;
-        if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
+        if !is_small || !only_reads || self.opened_ahead.is_unsupported.load(Ordering::Relaxed) {
             return None;
         }
         let kind = PrefetchKind { dir, by: OpenIdentity::from_context(cx, flags) };
@@ -215,7 +215,7 @@ impl RemoteShared {
             self.request_files_in_background(cx, kind);
             return Some(opened);
         }
-        if self.take_pending(cx, |asking| asking.kind == kind)
+        if self.take_pending(cx, |pending| pending.kind == kind)
             && let Some(opened) = self.take_ready(versions, *ino, kind)
         {
             return Some(opened);
@@ -224,7 +224,7 @@ impl RemoteShared {
         match self.request_files(cx, from, kind) {
             Ok(()) => self.take_ready(versions, *ino, kind),
             Err(Errno::ENOSYS | Errno::ENOTTY) => {
-                self.opened_ahead.lacks.store(true, Ordering::Relaxed);
+                self.opened_ahead.is_unsupported.store(true, Ordering::Relaxed);
                 None
             }
             // The open itself will fail with the error.
@@ -283,7 +283,7 @@ impl RemoteShared {
     /// Requests further files of a directory when it is time, and does not wait for the reply.
     fn request_files_in_background(&self, cx: &Context<'_>, kind: PrefetchKind) {
         let next = self.opened_ahead.with(|files| {
-            let is_free = files.asking.is_none();
+            let is_free = files.pending.is_none();
             let dir = files.dirs.get_mut(&kind.dir)?;
             let is_due = is_free && dir.next != 0 && dir.used >= USED;
             if is_due {
@@ -297,7 +297,7 @@ impl RemoteShared {
         let begun = self.connection.begin(request.finish(input.len()), &input);
         let other = self.opened_ahead.with(|files| match begun {
             Ok(Some(begun)) => {
-                files.asking.replace(PendingPrefetch { begun, kind, owes: need_closing(&closing) })
+                files.pending.replace(PendingPrefetch { begun, kind, owes: are_any_read(&closing) })
             }
             // No lane is free.
             _ => {
@@ -320,8 +320,8 @@ impl RemoteShared {
         if !self.opened_ahead.knows_any() {
             return false;
         }
-        let asking = self.opened_ahead.with(|files| files.asking.take_if(is_due));
-        asking.map(|asking| self.finish_asking(cx, asking)).is_some()
+        let pending = self.opened_ahead.with(|files| files.pending.take_if(is_due));
+        pending.map(|pending| self.finish_asking(cx, pending)).is_some()
     }
 
     fn finish_asking(
@@ -386,12 +386,8 @@ impl RemoteShared {
     }
 
     /// Sends `OPEN_AHEAD`. The usual step before a request, which closes files, is left out.
-    fn send_request(
-        &self,
-        cx: &Context<'_>,
-        mut single_requests: PrefetchRequest,
-    ) -> Result<Vec<u8>> {
-        let PrefetchRequest { request, input, closing } = &mut single_requests;
+    fn send_request(&self, cx: &Context<'_>, mut prefetch: PrefetchRequest) -> Result<Vec<u8>> {
+        let PrefetchRequest { request, input, closing } = &mut prefetch;
         let answer = self.connection.request(cx, request.finish(input.len()), input, output_of);
         if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
             // Perhaps the server has not got it. Closing a file twice has no effect.
@@ -421,7 +417,7 @@ impl RemoteShared {
             let (caller, first) =
                 ahead.with(|files| (files.caller, files.closing.first().map(|one| Ino(one.ino))));
             let cx = Context::new(caller);
-            if self.take_pending(&cx, |asking| asking.owes) {
+            if self.take_pending(&cx, |pending| pending.owes) {
                 continue;
             }
             let Some(first) = first else { return };
@@ -444,7 +440,7 @@ impl RemoteShared {
         }
         if let Some(versions) = versions {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
-            self.take_pending(&cx, |asking| device_of(asking.kind.dir) == device_of(dir));
+            self.take_pending(&cx, |pending| device_of(pending.kind.dir) == device_of(dir));
             self.opened_ahead.with(|files| {
                 files.keep(|ino, ready| versions.attributes(ino) == Some(ready.version));
             });

@@ -84,11 +84,11 @@ fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_wit
     let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
     let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
-    parent.locks(file, &make_request(LockKind::Flock, open_file));
-    parent.locks(file, &make_request(LockKind::Posix, process));
+    parent.record_lock_request(file, &make_request(LockKind::Flock, open_file));
+    parent.record_lock_request(file, &make_request(LockKind::Posix, process));
     let child = parent.copy().unwrap();
     // Taken by the child, it is a lock of the open file that its parent has, too.
-    child.locks(file, &make_request(LockKind::Posix, open_file));
+    child.record_lock_request(file, &make_request(LockKind::Posix, open_file));
     assert!(parent.release_flushed(file, process));
     assert!(!child.release_flushed(file, open_file));
     let kept = CloseOutcome { handle: FILE.fh, release: false, locks: Vec::new() };
@@ -108,11 +108,11 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
     let child = parent.copy().unwrap();
-    child.locks(file, &make_request(LockKind::Flock, LockOwner(7)));
+    child.record_lock_request(file, &make_request(LockKind::Flock, LockOwner(7)));
     assert!(
         !child.release_flushed(file, LockOwner(7)) && parent.release_flushed(file, LockOwner(7))
     );
-    assert!(parent.takes_flock(file, LockOwner(7)));
+    assert!(parent.remove_flock(file, LockOwner(7)));
     let nothing = |release| Some(CloseOutcome { handle: FILE.fh, release, locks: Vec::new() });
     assert_eq!(
         (parent.record_close(file), child.record_close(file)),
@@ -139,8 +139,8 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     }
     let file = open(&before, FILE);
     let (open_file, process) = (LockOwner(7), LockOwner::for_process(1));
-    before.locks(file, &make_request(LockKind::Flock, open_file));
-    before.locks(file, &make_request(LockKind::Posix, process));
+    before.record_lock_request(file, &make_request(LockKind::Flock, open_file));
+    before.record_lock_request(file, &make_request(LockKind::Posix, process));
     let successor = before.prepare_exec(account());
     let mode = AccessMode::Read;
     let inherited = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };

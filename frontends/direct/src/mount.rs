@@ -629,7 +629,6 @@ impl Notify for CacheNotify {
 
     /// Names have tickets and attributes have versions from before their request, so that answers in progress are not
     /// cached.
-    /// not kept.
     fn drops_at_once(&self) -> bool {
         true
     }

@@ -89,7 +89,7 @@ pub(crate) struct PathWalk<'a> {
     opened: Option<UncheckedOpen>,
     /// The inode that was looked up last, with its attributes.
     reached: Cell<Option<(Arc<CachedInode>, ReachedAttributes)>>,
-    /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
+    /// While the walk leads to the last directory of the caller's path by names alone: its start, and the path to there.
     by_names: Option<(WalkBegin, &'a [u8])>,
     /// True if the position is a directory that the caller may search, as a walk has found lately.
     may_search: bool,
@@ -211,7 +211,6 @@ impl<'a> PathWalk<'a> {
     }
 
     /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same names lately.
-    /// This takes no shared reference count, except the mount's.
     fn skip_to_last_directory(&mut self, here: &MountedInode) -> bool {
         let Some(path) = self.rest.parent_path() else { return false };
         let Some(begin) = here.mount.begin(&here.node) else { return false };
@@ -234,7 +233,7 @@ impl<'a> PathWalk<'a> {
     }
 
     /// Keeps the last directory of the path, which the caller may search, if only names led to it.
-    fn keep_leap(&mut self, here: &MountedInode) {
+    fn cache_last_directory(&mut self, here: &MountedInode) {
         if let Some((begin, path)) = self.by_names.take() {
             let passed = here.mount.prefix_cache();
             passed.keep_path(&begin, path, (&here.node, self.recent_attributes(here)), self.who);
@@ -371,7 +370,7 @@ impl<'a> PathWalk<'a> {
                 )?;
             }
             if component.last {
-                self.keep_leap(&here);
+                self.cache_last_directory(&here);
                 return Ok(PathParent { dir: here, last: PathEnd::Component(component) });
             }
             self.step(here, &component)?;
@@ -566,7 +565,7 @@ impl<'a> PathWalk<'a> {
     /// Walks through the kernel's name space from `path` until a mount is entered. If none can be
     /// reached, the kernel must continue.
     fn enter_from_kernel(&mut self, path: Vec<u8>) -> Result<MountedInode> {
-        let original = !self.entered;
+        let path_unchanged = !self.entered;
         let mut path = path;
         let mut walked = false;
         loop {
@@ -586,7 +585,7 @@ impl<'a> PathWalk<'a> {
             }
             let left = |path: &[u8], rest: &RemainingPath<'_>| {
                 let full = join_rest(path, &rest.text());
-                CallError::outside_mounts((!original).then_some(full))
+                CallError::outside_mounts((!path_unchanged).then_some(full))
             };
             if !kernel_walk::may_lead_in(&table, &path, self.client.follows_kernel_links()) {
                 return Err(left(&path, &self.rest));
@@ -608,7 +607,7 @@ impl<'a> PathWalk<'a> {
                         continue;
                     }
                     let links = self.client.follows_kernel_links();
-                    // Each path of a tree of files has another last name.
+                    // Last names differ: caching them is useless.
                     let known = self.client.known_directories().filter(|_| !component.last);
                     match kernel_walk::follow(&table, &path, links, known) {
                         kernel_walk::OutsideStep::GoOn => {}
@@ -621,7 +620,9 @@ impl<'a> PathWalk<'a> {
                         {
                             path.truncate(dir_len);
                             let full = join_rest(&path, &before);
-                            return Err(CallError::outside_mounts((!original).then_some(full)));
+                            return Err(CallError::outside_mounts(
+                                (!path_unchanged).then_some(full),
+                            ));
                         }
                         kernel_walk::OutsideStep::Link(text) => {
                             self.count_link()?;

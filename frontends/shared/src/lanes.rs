@@ -25,7 +25,6 @@ use zerocopy::IntoBytes;
 const ROW: u32 = 64;
 /// The number of checks of the lanes before a thread that does not wait lets others run: less than a microsecond,
 /// which is longer than a client with a processor needs for its next request.
-/// longer than a client that has a processor needs for its next request.
 const LOOKS: u32 = 12;
 /// One of so many turns without a request also looks at the socket.
 const TURNS: u32 = 4;

@@ -1,7 +1,7 @@
 //! A layer that keeps pages of open files in memory that clients read.
 //!
-//! Each change of a file through this layer drops the pages that it changes before it begins, and closes the file if
-//! its length may change. Pages are filled by reads, unless a change has begun meanwhile. So a client never sees old
+//! Each change of a file through this layer drops the pages that it changes before it begins, and withdraws the length
+//! if that may change. Pages are filled by reads, unless a change has begun meanwhile. So a client never sees old
 //! data after a change of any client was answered, nor after it saw newer data.
 //!
 //! The memory is bounded (`memory.rs`): parts of files leave it when others need it.
@@ -30,7 +30,7 @@ const MOST_FILLED: u64 = 257;
 const ALL: Range<u64> = 0..u64::MAX;
 /// The divisor for the part of the memory that may be heads.
 pub(crate) const HEADS: u64 = 8;
-/// Files may have so many times the memory in frames, most of which are empty. One user may have half of this.
+/// Frames of all files, most of which are empty: at most this multiple of the memory. One user may have half of them.
 const RESERVED: u64 = 4;
 
 /// The memory for pages.
@@ -140,7 +140,7 @@ struct PagedFile {
     /// The number of changes that have begun.
     epoch: u64,
     /// A client has mapped the file: no pages until its last close.
-    stopped: bool,
+    is_mapped: bool,
     /// The file system has read the file since its last change: it has set the time of the last access.
     is_read: bool,
     pages: Option<ChargedPages>,
@@ -164,8 +164,8 @@ enum ReadPages {
 struct MissingPages {
     /// The number of changes that had begun before.
     epoch: u64,
-    /// The file has no length for readers.
-    is_closed: bool,
+    /// Readers see no length of the file.
+    has_no_length: bool,
     pages: Range<u64>,
 }
 
@@ -188,7 +188,7 @@ impl PagedTable {
         if entry.pages.is_some() {
             bound.counts.count_mut(ino).changes += 1;
         }
-        let fits = |one: &ChargedPages| !one.pages.is_closed() && range.end <= one.pages.size();
+        let fits = |one: &ChargedPages| one.pages.has_length() && range.end <= one.pages.size();
         let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
         entry.forget(range, resizes);
     }
@@ -212,7 +212,7 @@ impl PagedTable {
             entry.opens = entry.opens.saturating_sub(1);
             if entry.opens == 0 {
                 entry.epoch += 1;
-                entry.stopped = false;
+                entry.is_mapped = false;
                 if let Some(charged) = entry.pages.take() {
                     taken.remove(&charged);
                     bound.remove_file(ino, charged.pages.groups());
@@ -243,7 +243,7 @@ impl PagedFile {
         self.is_read = false;
         if let Some(ChargedPages { pages, .. }) = &mut self.pages {
             if resizes {
-                pages.close();
+                pages.withdraw_length();
             }
             pages.forget(range);
         }
@@ -251,7 +251,7 @@ impl PagedFile {
 
     /// The pages, if they may be filled now.
     fn fillable(&mut self) -> Option<&mut PageWriter> {
-        let ready = self.running == 0 && !self.stopped;
+        let ready = self.running == 0 && !self.is_mapped;
         self.pages.as_mut().filter(|_| ready).map(|charged| &mut charged.pages)
     }
 }
@@ -320,8 +320,8 @@ impl PagedFileSystem {
         let Some(entry) = files.get_mut(&ino) else { return ReadPages::Nothing };
         let (epoch, is_read) = (entry.epoch, entry.is_read);
         let Some(of_file) = entry.fillable() else { return ReadPages::Nothing };
-        let is_closed = of_file.is_closed();
-        let size = if is_closed { u64::MAX } else { of_file.size() };
+        let has_no_length = !of_file.has_length();
+        let size = if has_no_length { u64::MAX } else { of_file.size() };
         // Pages behind the end of the file do not exist, and must not take the place of others.
         let pages = pages.start..pages.end.min(size.div_ceil(PAGE as u64));
         bound.counts.count_mut(ino).requests += 1;
@@ -334,8 +334,8 @@ impl PagedFileSystem {
         if pages.is_empty() {
             return ReadPages::Nothing;
         }
-        if is_closed || pages.clone().any(|page| !of_file.has(page)) {
-            return ReadPages::Missing(MissingPages { epoch, is_closed, pages });
+        if has_no_length || pages.clone().any(|page| !of_file.has(page)) {
+            return ReadPages::Missing(MissingPages { epoch, has_no_length, pages });
         }
         // A client would have read them without a request, were they not hidden.
         match were_hidden && is_read {
@@ -353,9 +353,9 @@ impl PagedFileSystem {
         out: &mut ReadBuf<'_>,
         missing: MissingPages,
     ) -> Result<()> {
-        let MissingPages { epoch, is_closed, pages } = missing;
-        // A file that was closed has its new length now, or a change has begun.
-        let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
+        let MissingPages { epoch, has_no_length, pages } = missing;
+        // The length is the new one now, or a change has begun.
+        let size = has_no_length.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
         // The data is not read into the reply, which its client can change before it is in the pages.
         let len = (pages.end - pages.start) as usize * PAGE;
         let mut bytes = vec![0; len];
@@ -383,7 +383,7 @@ impl PagedFileSystem {
             }
         }
         if let Some(Ok(attr)) = size {
-            of_file.open(attr.size);
+            of_file.publish_length(attr.size);
         }
         Ok(())
     }
@@ -426,14 +426,14 @@ impl PageSource for PagedFileSystem {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
         let PagedState { files, bound, taken } = &mut *self.table.lock();
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
-        if entry.stopped || bound.counts.is_without(ino) {
+        if entry.is_mapped || bound.counts.is_without(ino) {
             return Err(Errno::EBUSY);
         }
         if let Some(charged) = &entry.pages {
             return charged.pages.reader().map_err(errno);
         }
         let most = self.options.bytes.max(PagedOptions::LEAST);
-        // Closed, until a read fills it.
+        // Without a length, until a read fills it.
         let pages = PageWriter::new(size.min(most / 2)).map_err(errno)?;
         if !taken.has_room(uid, PageBytes::measure(&pages), most) {
             return Err(Errno::ENOMEM);
@@ -449,7 +449,7 @@ impl PageSource for PagedFileSystem {
 
     fn stop(&self, ino: Ino) {
         if let Some(entry) = self.table.lock().files.get_mut(&ino) {
-            entry.stopped = true;
+            entry.is_mapped = true;
             entry.forget(ALL, true);
         }
     }

@@ -75,7 +75,7 @@ pub struct ServerOptions {
     pub session: SessionOptions,
     /// The users that may connect.
     pub admission: AdmissionPolicy,
-    /// Maximum number of connections. A further one is closed immediately.
+    /// Maximum number of connections. INIT of a further one is answered with `ENFILE`.
     pub max_connections: usize,
     /// Maximum number of connections of a user other than root and the user of the server. A process that forks needs
     /// one for its child.
@@ -387,7 +387,7 @@ impl ServerShared {
         self.ending.load(Ordering::SeqCst)
     }
 
-    /// True for the users with all rights: root, and the user of the server.
+    /// True for the users that are always admitted, without limits: root, and the user of the server.
     pub(crate) fn trusts(uid: u32) -> bool {
         uid == 0 || uid == rustix::process::geteuid().as_raw()
     }

@@ -136,8 +136,8 @@ impl ExecCall<'_> {
         self.execute_kernel_program_at(ProgramPath { dir: fd, path, flags }, &name)
     }
 
-    /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
-    /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
+    /// Executes a static program or a script of the kernel's name space, which this library starts itself where calls are dispatched
+    /// (`--dispatch`). `None` if the kernel is to execute the program.
     fn execute_kernel_program_at(&self, at: ProgramPath<'_>, name: &[u8]) -> Option<CallResult> {
         exec_warnings::check_program(self.call, at, name);
         if !self.call.process.plan.dispatch {
@@ -301,7 +301,7 @@ impl ExecCall<'_> {
     }
 }
 
-/// True for a program by which this process does not become another user.
+/// True for a program without set-id bits, and for any program if the process is root: its execution here changes no user.
 fn keeps_user(file: &File) -> bool {
     let is_root = || sys::plain(libc::SYS_geteuid, 0, 0, 0) == Ok(0);
     let set_id = libc::S_ISUID | libc::S_ISGID;

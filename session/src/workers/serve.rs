@@ -137,7 +137,7 @@ impl PortWorker<'_> {
         let hands_over = self.shared.hands_over();
         if hands_over && self.shared.pool.begin() {
             self.shared.watchdog_waker.ring();
-            self.shared.hand_over(request.opcode);
+            self.shared.start_receiver(request.opcode);
         }
         if handle_at_once(self.shared, &request, reply) {
             let ended = clock::now();

@@ -53,7 +53,6 @@ impl MovingClient {
 
     /// Continues with a file system of this process, after [`leave_server`](MovingClient::leave_server) or
     /// [`lose`](MovingClient::lose). It must have the inode numbers of all earlier servers.
-    /// inodes are those that all earlier servers gave.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
         // This is its only frontend, and caches nothing.
         fs.attach(Origin::new(), Arc::new(NoNotify));
