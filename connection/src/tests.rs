@@ -69,21 +69,34 @@ fn attr(ino: Ino) -> Attr {
 impl FileSystem for CountingFileSystem {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> { self.entry() }
     fn lookup_parent(&self, _: &Context<'_>, _: Ino) -> Result<Entry> { self.entry() }
-    fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> { self.entry() }
-    fn mkdir(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> { self.entry() }
-    fn symlink(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &[u8], _: &NewNode<'_>) -> Result<Entry> { self.entry() }
+    fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn mkdir(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+        self.entry()
+    }
+    fn symlink(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &[u8],
+        _: &NewNode<'_>) -> Result<Entry> {
+        self.entry()
+    }
     fn link(&self, _: &Context<'_>, _: Ino, _: Ino, _: Name<'_>) -> Result<Entry> { self.entry() }
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
         let attr = attr(ino);
         let secret = Attr { uid: 0, gid: 0, perm: 0o700, ..attr };
         Ok(if self.is_secret.load(Ordering::Relaxed) { secret } else { attr })
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { self.make_open_reply() }
-    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> { self.make_open_reply() }
-    fn create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
+        self.make_open_reply()
+    }
+    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> {
+        self.make_open_reply()
+    }
+    fn create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>,
+        _: OpenArgs) -> Result<(Entry, OpenReply)> {
         Ok((self.entry()?, self.make_open_reply()?))
     }
-    fn tmpfile(&self, _: &Context<'_>, _: Ino, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
+    fn tmpfile(&self, _: &Context<'_>, _: Ino, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry,
+        OpenReply)> {
         Ok((self.entry()?, self.make_open_reply()?))
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -94,7 +107,9 @@ impl FileSystem for CountingFileSystem {
     fn shortcuts(&self) -> Option<&dyn Shortcuts> { Some(self) }
     fn figures(&self) -> Vec<Figure> { vec![Figure::count("secrets", 1)] }
     fn notes(&self) -> Vec<String> { vec!["a secret".to_owned()] }
-    fn forget(&self, _: Ino, lookups: u64) { self.lookups.fetch_sub(lookups as i64, Ordering::Relaxed); }
+    fn forget(&self, _: Ino, lookups: u64) {
+        self.lookups.fetch_sub(lookups as i64, Ordering::Relaxed);
+    }
     fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> {
         self.opens.fetch_sub(1, Ordering::Relaxed);
         Ok(())

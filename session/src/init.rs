@@ -204,9 +204,12 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecisi
 const ENABLE_IO_URING: &str = "the kernel does not offer it: with Linux 6.14, \
     `echo 1 > /sys/module/fuse/parameters/enable_uring` before mounting";
 
-/// Returns the name of every bit, true if this session requests it, and the reason.
+/// The name of a bit of INIT, the bit, true if this session requests it, and the reason.
+type FlagRow = (&'static str, u64, bool, &'static str);
+
+/// Returns all bits.
 #[rustfmt::skip]
-fn list_requested(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
+fn list_requested(caps: &Caps, options: &SessionOptions) -> Vec<FlagRow> {
     let locks = takes_locks(caps, options);
     let acl = caps.posix_acl && options.default_permissions;
     let splice = options.splice != crate::SpliceLimits::NEVER;

@@ -65,7 +65,8 @@ impl PowerCuts {
     }
 
     /// The next moment; `None` after the last.
-    #[allow(clippy::should_implement_trait)] // A cut borrows from here, which an iterator cannot say.
+    // A cut borrows from here, which an iterator cannot say.
+    #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<PowerCut<'_>> {
         if self.begun {
             let event = self.events.get(self.at)?.clone();

@@ -57,7 +57,10 @@ impl ClientMountTable {
     pub fn find_named(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
         let end = path.iter().position(|&byte| byte == b'/').unwrap_or(path.len());
         let name = path[..end].strip_suffix(b":")?;
-        let is = |mount: &&Arc<ClientMount>| matches!(&mount.spot, MountSpot::Name(own) if **own == *name);
+        let is = |mount: &&Arc<ClientMount>| match &mount.spot {
+            MountSpot::Name(own) => **own == *name,
+            _ => false,
+        };
         self.mounts.iter().find(is).map(|mount| (mount, end))
     }
 
@@ -143,7 +146,10 @@ impl ClientMounts {
         let mut table = ClientMountTable::clone(&self.table.load());
         let place = table.mounts.iter().position(|other| Arc::ptr_eq(other, mount));
         let place = place.ok_or(Errno::EINVAL)?;
-        let on_it = |other: &Arc<ClientMount>| matches!(&other.spot, MountSpot::Covers { mount: below, .. } if Arc::ptr_eq(below, mount));
+        let on_it = |other: &Arc<ClientMount>| match &other.spot {
+            MountSpot::Covers { mount: below, .. } => Arc::ptr_eq(below, mount),
+            _ => false,
+        };
         let used = mount.users.load(std::sync::atomic::Ordering::Acquire) > 0;
         if !lazily && (used || table.mounts.iter().any(on_it)) {
             return Err(Errno::EBUSY);

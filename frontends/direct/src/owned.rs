@@ -84,7 +84,8 @@ impl OwnedFileSystem {
 }
 
 impl FileSystem for OwnedFileSystem {
-    delegate!(intercept inner, except negative_lifetime, attach, detach, figures, notes, forget, failure_domain,
+    delegate!(intercept inner, except negative_lifetime, attach, detach, figures, notes, forget,
+        failure_domain,
         lifecycle, submit, setlkw, flush, release, releasedir);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {

@@ -245,7 +245,8 @@ impl VersionSource for VersionedFileSystem {
 
 impl FileSystem for VersionedFileSystem {
     delegate!(
-        to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
+        to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr,
+            setxattr, removexattr,
         open, create, read, write, release, readdir, fallocate, copy_file_range, ioctl
     );
 

@@ -57,7 +57,8 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
         $crate::delegate! { @bare $how $skip notes() -> ::std::vec::Vec<::std::string::String> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
-        $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino, name: Option<$crate::Name<'_>>)
+        $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino,
+            name: Option<$crate::Name<'_>>)
             -> ::std::option::Option<$crate::FailureDomain> }
         $crate::delegate! { @bare $how $skip
             lifecycle() -> ::std::option::Option<&dyn $crate::Lifecycle> }
@@ -175,7 +176,8 @@ macro_rules! delegate {
     };
     (@only $how:tt open_or_create) => {
         $crate::delegate! { @short $how open_or_create OpenOrCreate(
-            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, args: $crate::OpenArgs)
+            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>,
+            args: $crate::OpenArgs)
             -> $crate::OpenOutcome }
     };
     (@only $how:tt peek) => {
@@ -391,11 +393,25 @@ mod tests {
 
     #[rustfmt::skip]
     impl Shortcuts for Quick {
-        fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> Result<PathResolution> { self.count() }
-        fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>, _: OpenArgs) -> Result<(PathResolution, Option<OpenReply>)> { self.count() }
-        fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: OpenArgs) -> Result<(Entry, Option<OpenReply>)> { self.count() }
-        fn create_with(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: &[u8]) -> Result<Entry> { self.count() }
-        fn open_or_create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<OpenOutcome> { self.count() }
+        fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> Result<PathResolution> {
+            self.count()
+        }
+        fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>,
+            _: OpenArgs) -> Result<(PathResolution, Option<OpenReply>)> {
+            self.count()
+        }
+        fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>,
+            _: OpenArgs) -> Result<(Entry, Option<OpenReply>)> {
+            self.count()
+        }
+        fn create_with(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>,
+            _: &[u8]) -> Result<Entry> {
+            self.count()
+        }
+        fn open_or_create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>,
+            _: OpenArgs) -> Result<OpenOutcome> {
+            self.count()
+        }
         fn peek(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Attr> { self.count() }
     }
 
@@ -438,10 +454,14 @@ mod tests {
     layer!(Reads(, except caps) { fn caps(&self) -> Caps { Caps::default() } });
     layer!(Looks(, except forget, lookup) {
         fn forget(&self, _: Ino, _: u64) {}
-        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> { Err(Errno::ENOENT) }
+        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+            Err(Errno::ENOENT)
+        }
     });
     layer!(Opens(, except open) {
-        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { Err(Errno::ENOENT) }
+        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
+            Err(Errno::ENOENT)
+        }
     });
     layer!(Ends(, except release) {
         fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> { Ok(()) }

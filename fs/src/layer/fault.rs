@@ -222,7 +222,8 @@ fn hide_descriptors(opened: OpenReply) -> OpenReply {
 }
 
 impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
-    delegate!(intercept inner, except caps, detach, submit, setlkw, open, create, tmpfile, read, write);
+    delegate!(intercept inner, except caps, detach, submit, setlkw, open, create, tmpfile, read,
+        write);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         Some(self)

@@ -57,10 +57,12 @@ macro_rules! no_inos {
 }
 
 no_inos! {
-    Name<'_>, NormalPath<'_>, XattrName<'_>, &NewNode<'_>, &SetAttr, &[u8], &LockRequest, &IoctlArgs<'_>,
+    Name<'_>, NormalPath<'_>, XattrName<'_>, &NewNode<'_>, &SetAttr, &[u8], &LockRequest,
+    &IoctlArgs<'_>,
     &mut ReadBuf<'_>, &mut WriteBuf<'_>, &mut DirBuf<'_>, RenameFlags, AccessMask, SetXattrFlags,
     OpenArgs, OpenFlags, ReadArgs, WriteArgs, LockOwner, ReleaseArgs, Fallocate, Whence,
-    Option<Fh>, Option<Name<'_>>, Option<PollHandle>, Origin, usize, u64, u32, bool, std::sync::Arc<dyn Notify>,
+    Option<Fh>, Option<Name<'_>>, Option<PollHandle>, Origin, usize, u64, u32, bool,
+    std::sync::Arc<dyn Notify>,
 }
 
 impl MapInos for CopyRange {

@@ -1,7 +1,8 @@
 //! The methods of the contract as values, for layers that treat many methods alike.
 
 macro_rules! methods {
-    ($($variant:ident $name:literal $changes:literal,)*; $($short:ident $called:literal $alters:literal,)*) => {
+    ($($variant:ident $name:literal $changes:literal,)*;
+     $($short:ident $called:literal $alters:literal,)*) => {
         /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail, or a shortcut.
         /// [`delegate!`](crate::delegate) passes it to `around`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

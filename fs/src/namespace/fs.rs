@@ -23,7 +23,8 @@ const PART_BITS: u32 = u32::BITS - BITS;
 
 /// Methods of an open file or inode that a directory of the namespace never has.
 macro_rules! of_members {
-    ($($name:ident($first:ident: $kind:ident $(, $arg:ident: $ty:ty)*) -> $out:ty, $refusal:ident;)*) => {
+    ($($name:ident($first:ident: $kind:ident $(, $arg:ident: $ty:ty)*) -> $out:ty,
+        $refusal:ident;)*) => {
         $(fn $name(&self, cx: &Context<'_>, $first: $kind $(, $arg: $ty)*) -> Result<$out> {
             let (at, $first) = $first.resolve_member(self, Errno::$refusal)?;
             at.fs.$name(cx, $first $(, $arg)*).map_err(replace_enosys)

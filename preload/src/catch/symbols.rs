@@ -77,7 +77,8 @@ const NOFOLLOW: u64 = libc::AT_SYMLINK_NOFOLLOW as u64;
 
 /// Exports functions, each as the system call that it is.
 macro_rules! exports {
-    ($($name:ident($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident) = $number:ident[$($arg:expr),*];)*) => {
+    ($($name:ident($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident)
+       = $number:ident[$($arg:expr),*];)*) => {
         /// The names that are exported as system calls, each with the call.
         #[cfg(test)]
         pub const EXPORTS: &[(&str, i64)] = &[$((stringify!($name), libc::$number)),*];

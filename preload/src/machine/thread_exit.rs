@@ -30,8 +30,11 @@ const NONE: u32 = u32::MAX;
 
 static KEY: AtomicU32 = AtomicU32::new(NONE);
 
+/// A destructor, and the value that it destroys.
+type NotedDestructor = Option<(ThreadDestructor, *mut u8)>;
+
 thread_local! {
-    static NOTED: [Cell<Option<(ThreadDestructor, *mut u8)>>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
+    static NOTED: [Cell<NotedDestructor>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
     static COUNT: Cell<usize> = const { Cell::new(0) };
     /// How often the end of this thread has begun.
     static ENDS: Cell<u32> = const { Cell::new(0) };

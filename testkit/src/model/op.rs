@@ -80,14 +80,20 @@ fn names() -> impl Strategy<Value = ModelOp> {
             .prop_map(|((dir, name), perm)| ModelOp::Mkdir { dir, name, perm }),
         1 => (place.clone(), 1..4096u16)
             .prop_map(|((dir, name), length)| ModelOp::Symlink { dir, name, length }),
-        1 => (node.clone(), place.clone()).prop_map(|(node, (dir, name))| ModelOp::Link { node, dir, name }),
+        1 => (node.clone(), place.clone())
+            .prop_map(|(node, (dir, name))| ModelOp::Link { node, dir, name }),
         1 => place.clone().prop_map(|(dir, name)| ModelOp::Unlink { dir, name }),
         1 => place.clone().prop_map(|(dir, name)| ModelOp::Rmdir { dir, name }),
         3 => (place.clone(), place.clone(), prop_oneof![3 => Just(0u8), 2 => 0..9u8])
-            .prop_map(|((from, old), (to, new), flags)| ModelOp::Rename { from, old, to, new, flags }),
+            .prop_map(|((from, old), (to, new), flags)| ModelOp::Rename {
+                from, old, to, new, flags
+            }),
         2 => (place, perm, any::<bool>())
-            .prop_map(|((dir, name), perm, truncate)| ModelOp::Create { dir, name, perm, truncate }),
-        1 => (dir.clone(), any::<bool>()).prop_map(|(dir, exclusive)| ModelOp::Tmpfile { dir, exclusive }),
+            .prop_map(|((dir, name), perm, truncate)| ModelOp::Create {
+                dir, name, perm, truncate
+            }),
+        1 => (dir.clone(), any::<bool>())
+            .prop_map(|(dir, exclusive)| ModelOp::Tmpfile { dir, exclusive }),
         1 => node.clone().prop_map(|node| ModelOp::Forget { node }),
         1 => node.prop_map(|node| ModelOp::Readlink { node }),
         1 => dir.prop_map(|dir| ModelOp::Readdir { dir }),
@@ -97,7 +103,8 @@ fn names() -> impl Strategy<Value = ModelOp> {
 fn bytes() -> impl Strategy<Value = ModelOp> {
     let (handle, node, length) = (0..4usize, 0..8usize, 0..9000u16);
     prop_oneof![
-        2 => (node.clone(), any::<bool>()).prop_map(|(node, truncate)| ModelOp::Open { node, truncate }),
+        2 => (node.clone(), any::<bool>())
+            .prop_map(|(node, truncate)| ModelOp::Open { node, truncate }),
         1 => handle.clone().prop_map(|handle| ModelOp::Close { handle }),
         1 => (node, offset()).prop_map(|(node, size)| ModelOp::Truncate { node, size }),
         5 => (handle.clone(), offset(), length.clone(), 1..255u8, any::<bool>()).prop_map(
@@ -122,7 +129,8 @@ fn attributes() -> impl Strategy<Value = ModelOp> {
     let (node, name) = (0..8usize, 0..3u8);
     prop_oneof![
         1 => (node.clone(), 0..0o10000u16).prop_map(|(node, perm)| ModelOp::Chmod { node, perm }),
-        1 => (node.clone(), 0..3u8, 0..3u8).prop_map(|(node, uid, gid)| ModelOp::Chown { node, uid, gid }),
+        1 => (node.clone(), 0..3u8, 0..3u8)
+            .prop_map(|(node, uid, gid)| ModelOp::Chown { node, uid, gid }),
         2 => (node.clone(), name.clone(), any::<u8>(), 0..4u8).prop_map(
             |(node, name, length, flags)| ModelOp::SetXattr { node, name, length, flags }
         ),

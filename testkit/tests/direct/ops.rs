@@ -279,7 +279,8 @@ fn files() -> impl Strategy<Value = DirectOp> {
     let offset = prop_oneof![0..9000i64, Just(-1), Just(i64::MAX)];
     let range = prop_oneof![Just(0), Just(1), Just(3), Just(4096), Just(8192)];
     prop_oneof![
-        6 => (path, flags(), mode()).prop_map(|(path, flags, mode)| DirectOp::Open { path, flags, mode }),
+        6 => (path, flags(), mode())
+            .prop_map(|(path, flags, mode)| DirectOp::Open { path, flags, mode }),
         2 => (file.clone(), 0..PATHS.len(), flags(), mode())
             .prop_map(|(dir, path, flags, mode)| DirectOp::OpenIn { dir, path, flags, mode }),
         1 => file.clone().prop_map(|file| DirectOp::Dup { file }),
@@ -299,9 +300,11 @@ fn files() -> impl Strategy<Value = DirectOp> {
             length: length.min(100_000)
         }),
         1 => (file.clone(), range, offset, 0..9000i64).prop_map(|(file, mode, offset, length)| {
-            DirectOp::Fallocate { file, mode: mode as u32 & 0x13, offset: offset.min(100_000), length }
+            let (mode, offset) = (mode as u32 & 0x13, offset.min(100_000));
+            DirectOp::Fallocate { file, mode, offset, length }
         }),
-        1 => (file.clone(), file.clone(), len).prop_map(|(from, to, len)| DirectOp::Copy { from, to, len }),
+        1 => (file.clone(), file.clone(), len)
+            .prop_map(|(from, to, len)| DirectOp::Copy { from, to, len }),
         1 => file.clone().prop_map(|file| DirectOp::List { file }),
         1 => file.clone().prop_map(|file| DirectOp::Fstat { file }),
         1 => (file, mode()).prop_map(|(file, mode)| DirectOp::Fchmod { file, mode }),
@@ -314,31 +317,36 @@ fn names() -> impl Strategy<Value = DirectOp> {
     let kind = prop_oneof![Just(0u32), Just(0o100000), Just(0o140000), Just(0o020000)];
     prop_oneof![
         3 => (path.clone(), mode()).prop_map(|(path, mode)| DirectOp::Mkdir { path, mode }),
-        1 => (path.clone(), kind, mode()).prop_map(|(path, kind, mode)| DirectOp::Mknod { path, mode: kind | mode }),
+        1 => (path.clone(), kind, mode())
+            .prop_map(|(path, kind, mode)| DirectOp::Mknod { path, mode: kind | mode }),
         2 => path.clone().prop_map(|path| DirectOp::Rmdir { path }),
         2 => path.clone().prop_map(|path| DirectOp::Unlink { path }),
-        2 => (0..TARGETS.len(), path.clone()).prop_map(|(target, path)| DirectOp::Symlink { target, path }),
+        2 => (0..TARGETS.len(), path.clone())
+            .prop_map(|(target, path)| DirectOp::Symlink { target, path }),
         1 => path.clone().prop_map(|path| DirectOp::Readlink { path }),
         2 => (path.clone(), path.clone(), any::<bool>())
             .prop_map(|(from, to, follow)| DirectOp::Link { from, to, follow }),
         1 => ((0..4usize, 0..4usize), path.clone(), path.clone())
             .prop_map(|(dirs, from, to)| DirectOp::RenameIn { dirs, from, to }),
         1 => (0..4usize, path.clone()).prop_map(|(dir, path)| DirectOp::UnlinkIn { dir, path }),
-        4 => (path.clone(), path, flags).prop_map(|(from, to, flags)| DirectOp::Rename { from, to, flags }),
+        4 => (path.clone(), path, flags)
+            .prop_map(|(from, to, flags)| DirectOp::Rename { from, to, flags }),
     ]
 }
 
 fn attributes() -> impl Strategy<Value = DirectOp> {
     let (path, name) = (0..PATHS.len(), 0..XATTRS.len());
     prop_oneof![
-        3 => (path.clone(), any::<bool>()).prop_map(|(path, follow)| DirectOp::Stat { path, follow }),
+        3 => (path.clone(), any::<bool>())
+            .prop_map(|(path, follow)| DirectOp::Stat { path, follow }),
         2 => (path.clone(), 0..8u32).prop_map(|(path, mask)| DirectOp::Access { path, mask }),
         3 => (path.clone(), mode()).prop_map(|(path, mode)| DirectOp::Chmod { path, mode }),
         3 => (path.clone(), id(), id(), any::<bool>())
             .prop_map(|(path, uid, gid, follow)| DirectOp::Chown { path, uid, gid, follow }),
         2 => (path.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(path, now, follow)| DirectOp::Utimens { path, now, follow }),
-        1 => (path.clone(), -1..20_000i64).prop_map(|(path, length)| DirectOp::Truncate { path, length }),
+        1 => (path.clone(), -1..20_000i64)
+            .prop_map(|(path, length)| DirectOp::Truncate { path, length }),
         2 => (path.clone(), name.clone(), 0..100usize, 0..3u32)
             .prop_map(|(path, name, len, flags)| DirectOp::SetXattr { path, name, len, flags }),
         1 => (path.clone(), name.clone(), 0..60usize)

@@ -113,7 +113,8 @@ impl std::fmt::Debug for MovingClient {
 }
 
 impl FileSystem for MovingClient {
-    delegate!(to inner, except attach, detach, figures, notes, negative_lifetime, failure_domain, getattr, statfs);
+    delegate!(to inner, except attach, detach, figures, notes, negative_lifetime, failure_domain,
+        getattr, statfs);
 
     /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
