@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use defuse_fuse::mount::{MountEntry, resolve};
+use defuse_fuse::mount::{MountEntry, MountPlace, resolve};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount_remount};
+use rustix::mount::MountFlags;
 
 use crate::error::{self, CommandFailure, Result};
 use crate::registry::{self, RegistrationState};
@@ -62,7 +62,9 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     if writable {
         tell()?;
     }
-    mount_remount(&path, after, "").map_err(|errno| {
+    let is_it = |now: &MountEntry| now.mount_id == mount.mount_id;
+    let place = MountPlace::open(&path).and_then(|place| place.ok_or(Errno::INVAL));
+    place.and_then(|place| place.remount(after, is_it)).map_err(|errno| {
         let next = match errno {
             Errno::BUSY => "files are open for writing (`fuser -vm` lists the processes)",
             Errno::PERM => "only root may remount",

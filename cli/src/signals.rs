@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use defuse_fuse::SessionStatistics;
-use defuse_fuse::mount::{UnmountError, connection_id, unmount};
+use defuse_fuse::mount::{MountEntry, UnmountError, connection_id, unmount_if};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -95,7 +95,8 @@ pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool
     if let Some(Ok(root)) = root {
         let _ = rustix::fs::syncfs(root);
     }
-    match unmount(mountpoint, false) {
+    let is_it = |now: &MountEntry| connection.is_none_or(|number| now.connection() == number);
+    match unmount_if(mountpoint, false, is_it) {
         Ok(()) => {
             notes.unmounted = true;
             notes.add(Info, format!("unmounted {shown}"));
@@ -104,7 +105,7 @@ pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool
             let next =
                 "is in use: detached until its last file is closed; signal again to cut it off";
             notes.add(Warn, format!("{shown} {next}"));
-            if let Err(error) = unmount(mountpoint, true) {
+            if let Err(error) = unmount_if(mountpoint, true, is_it) {
                 notes.add(Error, error);
             }
         }

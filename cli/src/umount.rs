@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use defuse_fuse::mount::{
-    MountEntry, ServerLiveness, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
+    MountEntry, ServerLiveness, UnmountError, force_if, fuse_mounts, is_dead_mount, liveness,
+    unmount_if,
 };
 
 use crate::completions;
@@ -61,7 +62,7 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
         return match found {
             Some(found) => check_elsewhere(path, &found, lazy),
             // umount(2) returns the most exact error.
-            None => unmount(path, lazy).map_err(CommandFailure::from_error),
+            None => unmount_if(path, lazy, is_ours).map_err(CommandFailure::from_error),
         };
     };
     if found.is_none() && !is_ours(&mount) {
@@ -70,18 +71,20 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
             "{path} is a mount of {fstype}, not of defuse: use umount(8)"
         )));
     }
+    // The path may lead elsewhere at any time.
+    let is_it = |now: &MountEntry| now.mount_id == mount.mount_id;
     let served = UnmountTarget::find(mount.connection(), found);
     let before = mount_locations::places(mount.connection());
     if args.force {
         // Calls in progress fail, and then none of them uses the mount.
-        let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
+        let _ = force_if(path, is_it);
     }
-    if !args.force || mount_at(path).is_some_and(|now| now.mount_id == mount.mount_id) {
+    if !args.force || mount_at(path).is_some_and(|now| is_it(&now)) {
         let serving = served.as_ref().is_some_and(UnmountTarget::is_alive);
-        match unmount(path, lazy) {
+        match unmount_if(path, lazy, is_it) {
             // Processes in it can do nothing with it any more.
             Err(UnmountError::Busy { .. }) if !serving && is_dead_mount(path) => {
-                unmount(path, true).map_err(CommandFailure::from_error)?;
+                unmount_if(path, true, is_it).map_err(CommandFailure::from_error)?;
             }
             other => other.map_err(CommandFailure::from_error)?,
         }
@@ -187,7 +190,8 @@ pub fn clear_dead(path: &Path) -> Result {
         return Ok(());
     }
     log::warn!("{} has a mount whose process has died: removing it", path.display());
-    unmount(path, true).map_err(CommandFailure::from_error)?;
+    let is_it = |now: &MountEntry| now.mount_id == mount.mount_id;
+    unmount_if(path, true, is_it).map_err(CommandFailure::from_error)?;
     if let Some(found) = found {
         found.remove();
     }

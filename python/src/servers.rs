@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use defuse_compose::split;
 use defuse_fs::{Errno, FileSystem};
-use defuse_fuse::mount::{self, ApplyOutcome, MountError, MountOptions, UnmountError};
+use defuse_fuse::mount::{self, ApplyOutcome, MountEntry, MountError, MountOptions, UnmountError};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_socket::{ServerOptions, SocketServer};
 use pyo3::exceptions::PyValueError;
@@ -52,7 +52,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The way in for other processes.
 enum ServedPlace {
-    Mountpoint(PathBuf),
+    Mountpoint(PathBuf, Option<u32>),
     Socket(Arc<SocketServer>),
 }
 
@@ -117,8 +117,9 @@ impl ProgramServer {
             return Ok(());
         }
         match &self.place {
-            ServedPlace::Mountpoint(path) => {
-                let unmounted = py.detach(|| mount::unmount(path, lazy));
+            ServedPlace::Mountpoint(path, connection) => {
+                let is_it = |now: &MountEntry| connection.is_none_or(|own| now.connection() == own);
+                let unmounted = py.detach(|| mount::unmount_if(path, lazy, is_it));
                 unmounted.map_err(|error| {
                     let errno = match error {
                         UnmountError::Busy { .. } => Errno::EBUSY,
@@ -165,6 +166,7 @@ fn serve_mount(
     let prepared =
         mount::mount(path, options).map_err(|error| (mount_errno(&error), error.to_string()))?;
     let (mountpoint, watch) = (prepared.mountpoint, prepared.watch);
+    let connection = mount::connection_id(&mountpoint);
     // Interrupts by signals would reach code of Python.
     let settings = SessionOptions {
         signals: false,
@@ -185,7 +187,7 @@ fn serve_mount(
         drop(watch);
         ended.set(outcome.durable);
     });
-    Ok(ProgramServer { place: ServedPlace::Mountpoint(mountpoint), end })
+    Ok(ProgramServer { place: ServedPlace::Mountpoint(mountpoint, connection), end })
 }
 
 /// The number that tells programs what is wrong.

@@ -13,6 +13,7 @@ mod info;
 mod kernel;
 mod loop_device;
 mod options;
+mod place;
 #[cfg(test)]
 mod tests;
 mod unmount;
@@ -25,7 +26,8 @@ pub use info::{
     parse_mountinfo,
 };
 pub use options::{ApplyOutcome, MountOptions, OptionError, RootKind, mount_option_names};
-pub use unmount::{abort, unmount};
+pub use place::MountPlace;
+pub use unmount::{abort, force_if, unmount, unmount_if};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;

@@ -193,3 +193,53 @@ fn an_inherited_device_is_taken_over() {
     let error = mount(Path::new(&path), &MountOptions::default()).unwrap_err();
     assert!(error.to_string().contains("is not an open /dev/fuse"), "{error}");
 }
+
+/// The owner of a directory on the way exchanges it, so that the path leads to a mount of root now and then.
+#[test]
+fn a_path_that_changes_unmounts_and_changes_no_other_mount() {
+    use rustix::fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with};
+    use rustix::mount::{MountFlags, UnmountFlags, mount as mount_other};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const ATTEMPTS: usize = 3000;
+    let Some(place) = MountDirectory::new() else { return };
+    let (dir, link, victim) =
+        (place.path_of("dir"), place.path_of("link"), place.path_of("victim"));
+    for parent in [&dir, &victim] {
+        fs::create_dir_all(parent.join("mnt")).unwrap();
+    }
+    symlink(&victim, &link).unwrap();
+    let tmpfs = victim.join("mnt");
+    mount_other("none", &tmpfs, "tmpfs", MountFlags::empty(), None).unwrap();
+    let path = dir.join("mnt");
+    let _mounted = mount(&path, &MountOptions::default()).unwrap();
+    let own = entry(&path).mount_id;
+    // In use, so that it stays.
+    let user = openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                renameat_with(CWD, &dir, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let is_it = |mount: &MountEntry| mount.mount_id == own;
+        for attempt in 0..ATTEMPTS {
+            let _ = unmount(&path, false);
+            let _ = unmount_if(&path, false, is_it);
+            if let Ok(Some(place)) = MountPlace::open(&path) {
+                let _ = place.remount(MountFlags::RDONLY, is_it);
+            }
+            let victim = info::mount_at(&tmpfs).unwrap();
+            let is_unchanged =
+                victim.as_ref().is_some_and(|mount| mount.mount_options.starts_with("rw"));
+            if !is_unchanged {
+                ended.store(true, Ordering::Relaxed);
+                panic!("attempt {attempt}: {victim:?}");
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    rustix::mount::unmount(&tmpfs, UnmountFlags::DETACH).unwrap();
+    drop(user);
+}

@@ -1,6 +1,8 @@
 //! Unmounting, also of dead mounts.
 
 use super::check::resolve;
+use super::info::MountEntry;
+use super::place::MountPlace;
 use super::{UnmountError, helper, info};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -13,30 +15,72 @@ use std::process::{Command, Stdio};
 /// Never sends a request to the file system. Refuses mounts of other types, so that a wrong path
 /// does no harm.
 pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
-    let mut flags = UnmountFlags::NOFOLLOW;
+    unmount_if(path, lazy, |_| true)
+}
+
+/// Unmounts a FUSE file system like [`unmount`], if `is_it` is true for it: a user who owns a directory on the way can
+/// let the path lead to another mount at any time.
+///
+/// # Errors
+///
+/// [`UnmountError::NotMounted`] where another mount is, and the errors of [`unmount`].
+pub fn unmount_if(
+    path: &Path,
+    lazy: bool,
+    is_it: impl Fn(&MountEntry) -> bool,
+) -> Result<(), UnmountError> {
+    let mut flags = UnmountFlags::empty();
     flags.set(UnmountFlags::DETACH, lazy);
-    detach(path, flags)
+    detach(path, flags, is_it)
+}
+
+/// Ends the calls in progress of a FUSE file system, if `is_it` is true for it, and unmounts it if it is not in use (`umount2(2)`,
+/// MNT_FORCE).
+///
+/// # Errors
+///
+/// The errors of [`unmount_if`]. A helper cannot do it.
+pub fn force_if(path: &Path, is_it: impl Fn(&MountEntry) -> bool) -> Result<(), UnmountError> {
+    detach(path, UnmountFlags::FORCE, is_it)
 }
 
 /// Aborts a FUSE file system: its requests fail with ECONNABORTED, even if the server never answers
 /// them, and the mount point becomes free (`umount2(2)`, MNT_FORCE and MNT_DETACH). Needs
 /// permission to unmount; a helper cannot do it.
 pub fn abort(path: &Path) -> Result<(), UnmountError> {
-    detach(path, UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH)
+    detach(path, UnmountFlags::FORCE | UnmountFlags::DETACH, |_| true)
 }
 
-fn detach(path: &Path, flags: UnmountFlags) -> Result<(), UnmountError> {
+fn detach(
+    path: &Path,
+    flags: UnmountFlags,
+    is_it: impl Fn(&MountEntry) -> bool,
+) -> Result<(), UnmountError> {
     let path = resolve(path);
-    let seen = match info::mount_at(&path) {
+    let place = match MountPlace::open(&path) {
+        Ok(place) => place,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Err(UnmountError::NotMounted { path }),
+        Err(errno) => return Err(UnmountError::Failed { path, message: errno.to_string() }),
+    };
+    let mount = match &place {
+        Some(place) => place.mount(),
+        None => info::mount_at(&path),
+    };
+    let seen = match mount {
         Ok(None) => return Err(UnmountError::NotMounted { path }),
         Ok(Some(mount)) if !mount.is_fuse() => {
             return Err(UnmountError::NotFuse { path, fstype: mount.fstype });
         }
+        Ok(Some(mount)) if !is_it(&mount) => return Err(UnmountError::NotMounted { path }),
         Ok(Some(_)) => true,
         // Without /proc, the error of the kernel must suffice.
         Err(_) => false,
     };
-    match rustix::mount::unmount(&path, flags) {
+    let unmounted = match place {
+        Some(place) if seen => place.unmount(flags),
+        _ => rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW),
+    };
+    match unmounted {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => match helper::find() {
             Some(helper) if !flags.contains(UnmountFlags::FORCE) => {
