@@ -197,9 +197,12 @@ fn matching(
     all: impl Iterator<Item = CompletionCandidate>,
     current: &OsStr,
 ) -> Vec<CompletionCandidate> {
-    let begins =
-        |found: &CompletionCandidate| found.get_value().as_bytes().starts_with(current.as_bytes());
-    all.filter(begins).collect()
+    // A shell may take a line feed in a name for the end of a command.
+    let fits = |found: &CompletionCandidate| {
+        let value = found.get_value().as_bytes();
+        value.starts_with(current.as_bytes()) && !value.iter().any(u8::is_ascii_control)
+    };
+    all.filter(fits).collect()
 }
 
 /// Paths where nothing is known by name: a mount can be given by a relative path, too.
@@ -250,7 +253,8 @@ const BASH: &str = r#"_defuse() {
             compopt -o nospace 2> /dev/null
         fi
         word="${word#"$prefix"}"
-        if [[ "$word" == *[[:blank:]\'\"\\\$\&\;\(\)\<\>\|\*\?\[\`]* ]]; then
+        if [[ "$word" == *[!A-Za-z0-9_./:=,@%+~-]* ||
+            "$word" == \~* && "$current" != \~* ]]; then
             printf -v word "%q" "$word"
         fi
         COMPREPLY[i]="$word"
@@ -258,6 +262,20 @@ const BASH: &str = r#"_defuse() {
 }
 complete -o bashdefault -F _defuse PROGRAM
 "#;
+
+/// The byte between two candidates, which the script chooses.
+fn separator() -> u8 {
+    let chosen = std::env::var_os("_CLAP_IFS");
+    chosen.and_then(|text| text.as_bytes().first().copied()).unwrap_or(b'\n')
+}
+
+/// Leaves out candidates with control characters. Any user may name a directory so, and a shell that inserts a line feed
+/// executes what follows it.
+fn without_controls(found: &[u8], separator: u8) -> Vec<u8> {
+    let words = found.split(|&byte| byte == separator);
+    let kept: Vec<&[u8]> = words.filter(|word| !word.iter().any(u8::is_ascii_control)).collect();
+    kept.join(&separator)
+}
 
 impl EnvCompleter for BashWords {
     fn name(&self) -> &'static str {
@@ -287,6 +305,8 @@ impl EnvCompleter for BashWords {
         directory: Option<&Path>,
         answer: &mut dyn io::Write,
     ) -> io::Result<()> {
-        Bash.write_complete(command, words, directory, answer)
+        let mut found = Vec::new();
+        Bash.write_complete(command, words, directory, &mut found)?;
+        answer.write_all(&without_controls(&found, separator()))
     }
 }

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use defuse_preload_plan::analysis::{ObjectFile, find_library};
+use defuse_preload_plan::trusted_directory::find_trusted_file;
 
 use crate::completions;
 use crate::error::{CommandFailure, Result, warn};
@@ -177,6 +179,17 @@ fn directory() -> Result<PathBuf> {
                 "{}: LD_LIBRARY_PATH can name no directory with a space, a colon or a dollar sign: correct {VARIABLE}",
                 directory.display()
             )));
+        }
+        for (name, _) in CARRIED {
+            if let Err(error) = find_trusted_file(&directory.join(name))
+                && error.kind() == io::ErrorKind::PermissionDenied
+            {
+                return Err(CommandFailure::Failed(format!(
+                    "{}: {VARIABLE} is not used, as {error}: unset it, or keep the libraries in a directory that only root and you can \
+                     write to",
+                    directory.display()
+                )));
+            }
         }
         let lacks = CARRIED.iter().find(|(name, _)| !directory.join(name).is_file());
         return match lacks {

@@ -145,6 +145,19 @@ fn shells_complete_sources_options_and_mounts() {
     ] {
         assert_eq!(complete(line), [expected], "{line}");
     }
+    // Any user may name a directory so that a shell which inserts the name executes it.
+    for name in ["a\n/bin/evil", "b;evil", "c$(evil)", "!evil", "~root", "e{a,b}"] {
+        fs::create_dir_all(place.path("names").join(name)).unwrap();
+    }
+    let inside = place.path("names");
+    let inside = inside.to_string_lossy();
+    let proposed = complete(&format!("defuse stat {inside}/"));
+    let words =
+        proposed.iter().map(|word| word.strip_prefix(&format!("{inside}/")).unwrap_or(word));
+    let words: std::collections::BTreeSet<_> =
+        words.map(|word| word.trim_end_matches('/')).collect();
+    let expected = ["\\!evil", "b\\;evil", "c\\$\\(evil\\)", "e\\{a\\,b\\}", "~root"];
+    assert_eq!(words, expected.into_iter().collect(), "{proposed:?}");
     assert!(complete("defuse run -m /x=memory: -- bas").contains(&"bash".to_owned()));
     assert!(complete("defuse mount memory: mnt -o ro,no").contains(&"ro,noatime".to_owned()));
     let at = place.path("mnt").to_string_lossy().into_owned();

@@ -256,3 +256,44 @@ int main(void) {
         assert_eq!(seen.err.matches("filters its system calls").count(), 1, "{}", seen.err);
     }
 }
+
+/// The variable may be one of another user, whose library would run with the rights of this one.
+#[test]
+fn a_library_that_others_can_write_is_not_loaded() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    let place = TestPlace::new();
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_defuse"));
+    let built = built.parent().unwrap().join("deps").join("libdefuse_preload.so");
+    let (dir, allow) = (place.path("libraries"), |path: &std::path::Path, mode: u32| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    });
+    fs::create_dir(&dir).unwrap();
+    let library = dir.join("libdefuse_preload.so");
+    fs::copy(&built, &library).unwrap();
+    allow(&dir, 0o755);
+    allow(&library, 0o755);
+    let run = || {
+        let mut command = place.command(&["run", "--mount", "/x=memory:", "--", "ls", "/x"]);
+        from_output(command.env("DEFUSE_PRELOAD_LIBRARY", &library).output().unwrap())
+    };
+    let refusal = |what: &str| {
+        let seen = run();
+        assert_ne!(seen.code, Some(0), "{what}");
+        assert!(seen.err.contains("another user could"), "{what}: {}", seen.err);
+        assert!(seen.err.contains("unset the variable"), "{what}: {}", seen.err);
+    };
+    assert_eq!(run().code, Some(0), "{}", run().err);
+    allow(&library, 0o777);
+    refusal("a library that all can write");
+    allow(&library, 0o755);
+    allow(&dir, 0o777);
+    refusal("a directory in which all can exchange it");
+    allow(&dir, 0o755);
+    if rustix::process::geteuid().is_root() {
+        chown(&library, Some(65534), None).unwrap();
+        refusal("a library of another user");
+        chown(&library, Some(0), None).unwrap();
+    }
+    assert_eq!(run().code, Some(0), "{}", run().err);
+}

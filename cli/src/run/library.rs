@@ -13,7 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use defuse_preload_plan::trusted_directory::{create_settled, find_private, open_trusted};
+use defuse_preload_plan::trusted_directory::{
+    create_settled, find_private, find_trusted_file, open_trusted,
+};
 use defuse_preload_plan::{LIBRARY, MARK, analysis};
 use rustix::fs::StatVfsMountFlags;
 
@@ -65,13 +67,17 @@ pub fn can_be_named(path: &Path) -> bool {
 
 /// The library at the path in the variable.
 fn find_at(named: &Path) -> Result<PathBuf> {
-    match fs::canonicalize(named) {
-        Ok(library) if library.is_file() => Ok(library),
-        _ => Err(CommandFailure::Failed(format!(
+    find_trusted_file(named).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => CommandFailure::Failed(format!(
+            "{}: the library for programs, which {VARIABLE} names, is not used, as {error}: unset the variable, or keep the library in \
+             a directory that only root and you can write to",
+            named.display()
+        )),
+        _ => CommandFailure::Failed(format!(
             "{}: the library for programs, which {VARIABLE} names, is not there: correct the path, or unset the variable",
             named.display()
-        ))),
-    }
+        )),
+    })
 }
 
 /// The directories of the program in which the library can lie.

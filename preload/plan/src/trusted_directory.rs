@@ -66,6 +66,31 @@ pub fn open_trusted(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
+/// The path of a regular file without symbolic links, which only root and this user can exchange or have written: code
+/// that a variable of the environment names, which su(1) and `sudo -E` leave to another user. The path can be used any
+/// number of times.
+///
+/// # Errors
+///
+/// `PermissionDenied` for any other file, and errors of the system.
+pub fn find_trusted_file(path: &Path) -> io::Result<PathBuf> {
+    let path = fs::canonicalize(path)?;
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let directory = find_trusted(directory)?;
+    let path = directory.join(name);
+    let meta = fs::symlink_metadata(&path)?;
+    // An owner without a number here may be any user, who can make files in a directory for all.
+    let is_private = || fs::symlink_metadata(&directory).is_ok_and(|dir| dir.mode() & 0o022 == 0);
+    let is_own = is_trusted(&meta) || is_of_this_user_or_root(&meta) && is_private();
+    if meta.is_file() && is_own && meta.mode() & 0o022 == 0 {
+        return Ok(path);
+    }
+    let text = format!("another user could have written {}", path.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
 /// True if only root and this user can have written to the file.
 pub(crate) fn is_trusted(meta: &Metadata) -> bool {
     let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
