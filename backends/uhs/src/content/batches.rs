@@ -110,6 +110,13 @@ impl BatchTracker {
         self.written.store(state.newest_written(), Ordering::Release);
     }
 
+    /// Records that a batch in place is on the device.
+    pub(super) fn record_write_in_place(&self, number: u64) {
+        let mut state = self.lock();
+        state.groups.remove(&number);
+        self.written.store(state.newest_written(), Ordering::Release);
+    }
+
     /// True while one of these early batches may be in flight.
     pub(super) fn has_early(&self, numbers: &BTreeSet<u64>) -> bool {
         let state = self.lock();

@@ -388,13 +388,18 @@ impl BlockPool {
         self.batches.begin_in_place()
     }
 
+    /// Records that the pages of a batch in place are on the device, or that a group writes them.
+    pub(crate) fn record_write_in_place(&self, batch: u64) {
+        self.batches.record_write_in_place(batch);
+    }
+
     /// The number of a batch that is written before its group.
     pub(super) fn next_early_batch(&self) -> u64 {
         self.batches.begin_early()
     }
 
     /// A caller's own bytes are on the device: the group that closes next is written after a flush.
-    pub(super) fn record_direct_write(&self) {
+    pub(crate) fn record_direct_write(&self) {
         self.batches.precede();
     }
 

@@ -16,7 +16,7 @@ use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
 use crate::format::snapshot::SnapshotEntry;
-use crate::group::{self, ClosePlan, ClosedChanges, CommitBatch, SyncedFiles};
+use crate::group::{ClosePlan, ClosedChanges, CommitBatch, SyncedFiles};
 use crate::locks::lock;
 use crate::names::SnapshotWriter;
 use crate::space::BlockRun;
@@ -290,8 +290,7 @@ impl UhsEngine {
             }
             let (busy, divides) = (turn.busy(), turn.may_divide());
             let plan = ClosePlan { wanted, busy, divides, skips_stuck: !now };
-            let closed = group::close(&self.gate.close(), &self.names, &self.pool, plan);
-            match closed.map_err(|_| StoreError::Full)? {
+            match self.close_group(plan)? {
                 ClosedChanges::Batches(batch, data_group) => break (batch, data_group),
                 ClosedChanges::Overtakes => turn.wait_for_data_group(store, |_, _| true)?,
             };
@@ -366,8 +365,7 @@ impl UhsEngine {
             self.lose(&batch.contents, &lost, round > 0);
             let data = data_group.take().map_or_else(Vec::new, |group| batch.absorb(*group));
             let plan = ClosePlan { skips_stuck: true, ..ClosePlan::WHOLE };
-            let since = group::close(&self.gate.close(), &self.names, &self.pool, plan);
-            match since.map_err(|_| StoreError::Full)? {
+            match self.close_group(plan)? {
                 ClosedChanges::Batches(since, _) => batch.extend(*since),
                 ClosedChanges::Overtakes => return Err(StoreError::Failed),
             }
