@@ -388,11 +388,6 @@ impl BlockPool {
         self.batches.begin_in_place()
     }
 
-    /// Records that the pages of a batch in place are on the device, or that a group writes them.
-    pub(crate) fn record_write_in_place(&self, batch: u64) {
-        self.batches.record_write_in_place(batch);
-    }
-
     /// The number of a batch that is written before its group.
     pub(super) fn next_early_batch(&self) -> u64 {
         self.batches.begin_early()
@@ -414,7 +409,7 @@ impl BlockPool {
     }
 
     /// Records that the pages of these batches of a group are on the device.
-    pub(crate) fn record_group_write(&self, batches: &BTreeSet<u64>) {
+    pub(crate) fn record_group_write(&self, batches: impl IntoIterator<Item = u64>) {
         self.batches.record_group_write(batches);
     }
 

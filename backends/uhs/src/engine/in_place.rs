@@ -162,13 +162,13 @@ impl UhsEngine {
         let data = held.take_in_place(&self.pool, number);
         drop(held);
         drop(handle);
-        let data = data.inspect_err(|_| self.pool.record_write_in_place(number))?;
+        let data = data.inspect_err(|_| self.pool.record_group_write([number]))?;
         let may_lose = self.rules.syncs_in_place_are_flushed && self.in_place.may_lose(Some(ino));
         let has_early = has_early || may_lose;
         let mut rest =
             InPlaceRest { number: None, flushes: has_early, group: store.newest_group() };
         if data.is_empty() {
-            self.pool.record_write_in_place(number);
+            self.pool.record_group_write([number]);
             return Ok(Some(rest));
         }
         let through = self.rules.data_is_first && !has_early && self.io.writes_through(&data);
@@ -315,7 +315,7 @@ impl Drop for InPlaceWrite<'_> {
             // Pages of the file count as written.
             self.engine.read_only.store(true, Ordering::Relaxed);
         }
-        self.engine.pool.record_write_in_place(self.number);
+        self.engine.pool.record_group_write([self.number]);
         self.engine.in_place.end_write(self.number, self.outcome);
     }
 }
