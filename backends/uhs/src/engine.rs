@@ -46,6 +46,9 @@ pub(crate) use commit::SyncScope;
 use compact::Compaction;
 use data_groups::DataGroups;
 use figures::ReadCounters;
+#[cfg(test)]
+pub(crate) use in_place::InPlaceRest;
+use in_place::InPlaceSyncs;
 use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
@@ -81,6 +84,7 @@ pub(crate) struct UhsEngine {
     /// A data group is over.
     data_group_over: Condvar,
     rounds: SyncRounds,
+    in_place: InPlaceSyncs,
     waiting: Mutex<PendingGroups>,
     line: Mutex<BlockingQueue>,
     io: BlockIo,
@@ -199,6 +203,7 @@ impl UhsEngine {
             writing: Mutex::default(),
             data_group_over: Condvar::new(),
             rounds: SyncRounds::default(),
+            in_place: InPlaceSyncs::default(),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,

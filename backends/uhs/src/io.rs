@@ -7,6 +7,8 @@ use defuse_block::{
     Result,
 };
 
+use smallvec::SmallVec;
+
 use crate::content::PageFrame;
 use crate::format::are_neighbours;
 use crate::space::BlockRun;
@@ -41,10 +43,16 @@ struct QueuePool {
 
 #[derive(Default)]
 struct PooledQueues {
-    idle: Vec<Box<dyn DeviceQueue>>,
+    idle: Vec<IdleQueue>,
     open: usize,
     /// The device has no more.
     all: bool,
+}
+
+/// A queue with the memory for its completions.
+struct IdleQueue {
+    queue: Box<dyn DeviceQueue>,
+    done: Vec<BlockCompletion>,
 }
 
 /// Blocks that could not be written.
@@ -118,7 +126,7 @@ impl BlockIo {
     ) -> Result<Vec<FailedBlocks>> {
         data.sort_unstable_by_key(|(block, _)| *block);
         let runs = data.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(self.gathered));
-        let runs: Vec<&[(u64, PageFrame)]> = runs.collect();
+        let runs: SmallVec<[&[(u64, PageFrame)]; 4]> = runs.collect();
         let ops = runs.iter().map(|run| {
             let memory = PageFrame::segments(run.iter().map(|(_, frame)| frame));
             BlockOpKind::Write { block: run[0].0, memory, fua: durable }
@@ -167,8 +175,7 @@ impl BlockIo {
         see: &mut dyn FnMut(BlockCompletion),
     ) -> Result<()> {
         let line = self.line(purpose);
-        let mut queue = self.take(line, purpose)?;
-        let mut done = Vec::new();
+        let IdleQueue { mut queue, mut done } = self.take(line, purpose)?;
         let mut waiting: Option<BlockOp> = None;
         let mut ops = ops.enumerate().map(|(nth, kind)| BlockOp { tag: nth as u64, kind });
         loop {
@@ -186,7 +193,7 @@ impl BlockIo {
             queue.reap(&mut done);
             done.drain(..).for_each(&mut *see);
         }
-        line.lock().idle.push(queue);
+        line.lock().idle.push(IdleQueue { queue, done });
         line.free.notify_one();
         Ok(())
     }
@@ -200,7 +207,7 @@ impl BlockIo {
     }
 
     /// An idle queue, or a new one, or the next one that is given back.
-    fn take(&self, line: &QueuePool, purpose: QueuePurpose) -> Result<Box<dyn DeviceQueue>> {
+    fn take(&self, line: &QueuePool, purpose: QueuePurpose) -> Result<IdleQueue> {
         let mut queues = line.lock();
         loop {
             if let Some(queue) = queues.idle.pop() {
@@ -210,7 +217,7 @@ impl BlockIo {
                 match self.device.queue_for(purpose, DEPTH) {
                     Ok(queue) => {
                         queues.open += 1;
-                        return Ok(queue);
+                        return Ok(IdleQueue { queue, done: Vec::new() });
                     }
                     Err(errno) if queues.open == 0 => return Err(errno),
                     Err(_) => queues.all = true,

@@ -1,12 +1,14 @@
 //! Closing commit groups, and recording that they are durable.
 
+use std::collections::btree_map::OccupiedEntry;
 use std::collections::{BTreeMap, HashSet};
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use super::copies::InodeCopies;
 use super::recover::RecoveredState;
-use super::slots::{InodeSlot, NOBODY};
+use super::slots::{InodeSlot, NOBODY, SlotBlocks};
 use super::{CommitRules, SlotTable};
 use crate::format::slot::{REMOVALS, SlotHeader, SlotKind, removals};
 use crate::format::superblock::SlotChunk;
@@ -40,7 +42,7 @@ pub(crate) struct SlotWrite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClosedGroup {
     pub(crate) number: u64,
-    pub(crate) writes: Vec<SlotWrite>,
+    pub(crate) writes: SmallVec<[SlotWrite; 1]>,
 }
 
 /// The result of [`CommitState::stale_and_removal_slots`].
@@ -72,7 +74,7 @@ pub(crate) struct CommitState {
     mentions: BTreeMap<u64, GroupStatements>,
     copies: InodeCopies,
     /// Slots whose overwriting is not durable: by group, each with the inode whose copy is overwritten.
-    overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
+    overwritten: BTreeMap<u64, OverwrittenSlots>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
     removed: HashMap<u64, u64>,
     /// Removal blocks that are needed.
@@ -82,6 +84,9 @@ pub(crate) struct CommitState {
     /// Removal blocks that no inode needs, by stamp, until the device states that they are not needed.
     obsolete: BTreeMap<u64, Vec<u64>>,
 }
+
+/// The slots that a group overwrites, each with the inode whose copy lay there.
+type OverwrittenSlots = SmallVec<[(u64, Option<u64>); 2]>;
 
 /// The statements that the slots of a group make about others.
 #[derive(Clone, Copy, Debug)]
@@ -302,7 +307,9 @@ impl CommitState {
         changes: Vec<InodeChange>,
     ) -> Result<Option<ClosedGroup>, (NoSlots, Vec<InodeChange>)> {
         debug_assert!(
-            changes.iter().map(InodeChange::ino).collect::<HashSet<_>>().len() == changes.len(),
+            changes.len() < 2
+                || changes.iter().map(InodeChange::ino).collect::<HashSet<_>>().len()
+                    == changes.len(),
             "an inode changes once in a group"
         );
         // An inode without a copy on the device cannot reappear.
@@ -323,13 +330,13 @@ impl CommitState {
         let number = self.next_group;
         self.next_group += 1;
         let removals_from = self.removals_from();
-        let mut group = ClosedGroup { number, writes: Vec::with_capacity(count) };
+        let mut group = ClosedGroup { number, writes: SmallVec::with_capacity(count) };
         let written = changes.into_iter().filter_map(|change| match change {
             InodeChange::Write { ino, body } => Some((ino, body)),
             InodeChange::Remove { .. } => None,
         });
         // The searches do not depend on each other, so that the processor waits for several of them at once.
-        let mut former = Vec::with_capacity(count);
+        let mut former: SmallVec<[(u64, u64); 4]> = SmallVec::with_capacity(count);
         for ((ino, body), block) in written.zip(blocks.by_ref()) {
             former.extend(self.copies.set_live(ino, block).map(|old| (ino, old)));
             self.write(&mut group, block, SlotKind::Inode, ino, body);
@@ -397,23 +404,24 @@ impl CommitState {
     pub(crate) fn durable(&mut self, group: u64) {
         debug_assert!(group < self.next_group, "group {group} was never closed");
         self.durable = self.durable.max(group);
-        let later = self.mentions.split_off(&(group + 1));
         let mut removals_from = 0;
-        for mentioned in std::mem::replace(&mut self.mentions, later).into_values() {
+        while let Some(mentioned) = take_up_to(&mut self.mentions, group) {
             self.mentioned = self.mentioned.max(mentioned.durable);
             removals_from = removals_from.max(mentioned.removals_from);
         }
-        let needed = self.obsolete.split_off(&removals_from);
-        let obsolete = std::mem::replace(&mut self.obsolete, needed);
-        self.release_all(obsolete);
-        let later = self.overwritten.split_off(&(group + 1));
-        let overwritten = std::mem::replace(&mut self.overwritten, later);
-        for (block, _) in overwritten.values().flatten() {
+        if !self.obsolete.is_empty() {
+            let needed = self.obsolete.split_off(&removals_from);
+            let obsolete = std::mem::replace(&mut self.obsolete, needed);
+            self.release_all(obsolete);
+        }
+        for (block, _) in self.overwritten.range(..=group).flat_map(|(_, blocks)| blocks) {
             self.slots.set(*block, InodeSlot { writing: false, ..self.slots.get(*block) });
         }
-        for (block, owner) in overwritten.into_values().flatten() {
-            if let Some(ino) = owner {
-                self.copy_is_gone(ino, block);
+        while let Some(overwritten) = take_up_to(&mut self.overwritten, group) {
+            for (block, owner) in overwritten {
+                if let Some(ino) = owner {
+                    self.copy_is_gone(ino, block);
+                }
             }
         }
     }
@@ -432,7 +440,7 @@ impl CommitState {
         }
     }
 
-    fn take(&mut self, count: usize) -> Result<Vec<u64>, NoSlots> {
+    fn take(&mut self, count: usize) -> Result<SlotBlocks, NoSlots> {
         if let Some(found) = self.slots.take(count, self.newest_reusable()) {
             return Ok(found);
         }
@@ -524,4 +532,9 @@ impl CommitState {
     fn slot_is_stale(&self, ino: u64, block: u64) -> bool {
         !self.slots.get(block).live && self.copies.live(ino) != Some(block)
     }
+}
+
+/// Takes the first value out if its group is not later than `group`. The memory of the map stays.
+fn take_up_to<T>(map: &mut BTreeMap<u64, T>, group: u64) -> Option<T> {
+    map.first_entry().filter(|first| *first.key() <= group).map(OccupiedEntry::remove)
 }

@@ -57,6 +57,12 @@ pub(crate) struct CommitRules {
     pub(crate) syncs_wait_for_data_groups: bool,
     /// Data is synced without a group only if size and blocks are as a group recorded them.
     pub(crate) syncs_in_place_know_extents: bool,
+    /// A group closes when no data in place is on its way.
+    pub(crate) groups_wait_for_data_in_place: bool,
+    /// Syncs in place of one file write one after the other.
+    pub(crate) syncs_in_place_take_turns: bool,
+    /// Data in place is flushed by whoever may be acknowledged before its own flush.
+    pub(crate) syncs_in_place_are_flushed: bool,
     /// A block that a group freed is used again only when the group is durable.
     pub(crate) blocks_wait_for_group: bool,
     /// The end of a file that was cut becomes zeros in another block.
@@ -108,6 +114,9 @@ impl CommitRules {
         data_groups_keep_order: true,
         syncs_wait_for_data_groups: true,
         syncs_in_place_know_extents: true,
+        groups_wait_for_data_in_place: true,
+        syncs_in_place_take_turns: true,
+        syncs_in_place_are_flushed: true,
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::SlotChunk;
 
@@ -13,6 +15,9 @@ const UNIT_SLOTS: usize = UNIT_BLOCKS as usize;
 
 /// Neighbouring free slots that are preferred to shorter runs.
 const LONG: usize = 64;
+
+/// Blocks of slots.
+pub(super) type SlotBlocks = SmallVec<[u64; 4]>;
 
 /// A slot. It is used again when it is neither live nor being written, and the group that freed it is
 /// known to be durable.
@@ -57,7 +62,7 @@ pub(crate) struct SlotTable {
     /// Slots with their bit set.
     free: usize,
     /// Slots that were freed, by the group that freed them, until that group is known to be durable.
-    freed: BTreeMap<u64, Vec<u64>>,
+    freed: BTreeMap<u64, SlotBlocks>,
     /// Units that are to become empty, and whose slots are not taken. The bits mark the slots that may be overwritten.
     closed: BTreeMap<u32, SlotBitmap>,
 }
@@ -138,12 +143,12 @@ impl SlotTable {
 
     /// Takes `count` slots that may be overwritten when `durable` is the newest group that the device states to be
     /// durable. `None` if there are fewer. Long runs come first: their slots are written together.
-    pub(crate) fn take(&mut self, count: usize, durable: u64) -> Option<Vec<u64>> {
+    pub(crate) fn take(&mut self, count: usize, durable: u64) -> Option<SlotBlocks> {
         self.settle(durable);
         if self.free < count {
             return None;
         }
-        let mut found = Vec::with_capacity(count);
+        let mut found = SlotBlocks::with_capacity(count);
         for least in [count.min(LONG), 1] {
             self.take_runs(least, count, &mut found);
         }
@@ -217,12 +222,13 @@ impl SlotTable {
 
     /// Marks the slots that groups up to `durable` freed as free to be overwritten.
     fn settle(&mut self, durable: u64) {
-        let due: Vec<u64> = self.freed.range(..=durable).map(|(group, _)| *group).collect();
+        let due: SmallVec<[u64; 8]> =
+            self.freed.range(..=durable).map(|(group, _)| *group).collect();
         due.into_iter().for_each(|group| self.settle_group(group));
     }
 
     fn settle_group(&mut self, group: u64) {
-        let mut waiting = Vec::new();
+        let mut waiting = SlotBlocks::new();
         for block in self.freed.remove(&group).unwrap_or_default() {
             let (chunk, at) = self.find_place(block);
             let run = &mut self.chunks[chunk];
@@ -243,7 +249,7 @@ impl SlotTable {
     }
 
     /// Takes runs of `least` free slots or more until there are `count`, once around from the cursor.
-    fn take_runs(&mut self, least: usize, count: usize, found: &mut Vec<u64>) {
+    fn take_runs(&mut self, least: usize, count: usize, found: &mut SlotBlocks) {
         let (begin, mut at) = self.cursor;
         let chunks = self.chunks.len();
         // The first chunk is searched again, for the slots before the cursor.
@@ -442,10 +448,10 @@ mod tests {
         scattered.iter().chain(&run).for_each(|block| slots.release(*block, 5));
         assert!(!slots.has(1, 4) && slots.has(456, 5) && !slots.has(457, 5));
         assert_eq!(slots.take(1, 4), None);
-        assert_eq!(slots.take(200, 5).unwrap(), run);
+        assert_eq!(slots.take(200, 5).unwrap().to_vec(), run);
         let mut rest = slots.take(256, 5).unwrap();
         rest.sort_unstable();
-        assert_eq!(rest, scattered);
+        assert_eq!(rest.to_vec(), scattered);
         assert_eq!(slots.take(1, 5), None);
     }
 
@@ -476,7 +482,7 @@ mod tests {
         slots.release(1023, 5);
         let mut left = slots.take(511, 5).unwrap();
         left.sort_unstable();
-        assert_eq!(left, (513..1024).collect::<Vec<u64>>());
+        assert_eq!(left.to_vec(), (513..1024).collect::<Vec<u64>>());
         assert_eq!(slots.take(1, 9), None);
     }
 
@@ -518,7 +524,7 @@ mod tests {
         slots.remove_unit(5);
         let mut left = slots.take(1024, 0).unwrap();
         left.sort_unstable();
-        assert_eq!(left, (4 * 512..5 * 512).chain(6 * 512..7 * 512).collect::<Vec<u64>>());
+        assert_eq!(left.to_vec(), (4 * 512..5 * 512).chain(6 * 512..7 * 512).collect::<Vec<u64>>());
         assert_eq!(slots.get(6 * 512).owner(), None);
     }
 
@@ -539,6 +545,6 @@ mod tests {
         slots.release(all[1], 4);
         slots.replace(all[1], other);
         slots.set(other, InodeSlot { writing: false, ..slots.get(other) });
-        assert_eq!((slots.take(1, 4), slots.take(1, 4)), (Some(vec![other]), None));
+        assert_eq!((slots.take(1, 4), slots.take(1, 4)), (Some(smallvec::smallvec![other]), None));
     }
 }

@@ -101,11 +101,11 @@ impl BatchTracker {
     }
 
     /// Records that these batches of a group are on the device: its own, and the early ones for which it has waited.
-    pub(super) fn record_group_write(&self, numbers: &BTreeSet<u64>) {
+    pub(super) fn record_group_write(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut state = self.lock();
         for number in numbers {
-            state.groups.remove(number);
-            state.early.remove(number);
+            state.groups.remove(&number);
+            state.early.remove(&number);
         }
         self.written.store(state.newest_written(), Ordering::Release);
     }
@@ -142,7 +142,7 @@ mod tests {
         assert!(batches.has_early(&BTreeSet::from([later])));
         batches.record_early_write(later);
         assert_eq!(batches.newest_written(), second, "the group is in flight");
-        batches.record_group_write(&BTreeSet::from([group]));
+        batches.record_group_write([group]);
         assert_eq!(batches.newest_written(), later);
     }
 
@@ -151,9 +151,9 @@ mod tests {
         let batches = BatchTracker::default();
         let (slow, early) = (batches.begin().0, batches.begin_early());
         let (fast, _) = batches.begin();
-        batches.record_group_write(&BTreeSet::from([fast]));
+        batches.record_group_write([fast]);
         assert_eq!(batches.newest_written(), 0);
-        batches.record_group_write(&BTreeSet::from([slow]));
+        batches.record_group_write([slow]);
         assert_eq!(batches.newest_written(), slow);
         batches.record_early_write(early);
         assert_eq!(batches.newest_written(), fast);
@@ -171,7 +171,7 @@ mod tests {
         assert!(batches.has_early(&all), "the other one is in flight");
         batches.record_early_write(written);
         assert!(!batches.has_early(&all) && batches.newest_written() < refused);
-        batches.record_group_write(&BTreeSet::from([refused, first, again]));
+        batches.record_group_write([refused, first, again]);
         assert_eq!(batches.newest_written(), again);
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use defuse_block::{FRAME, FrameRun, MemoryRegion, MemorySegments};
+use smallvec::SmallVec;
 
 use super::{BlockPool, FileContent};
 
@@ -96,9 +97,9 @@ impl PageFrame {
 #[derive(Default)]
 pub(crate) struct FrameSupply {
     /// For pages that are written whole, in order.
-    whole: VecDeque<FrameRun>,
+    whole: SmallVec<[FrameRun; 1]>,
     /// For pages that are changed in part.
-    single: Vec<FrameRun>,
+    single: SmallVec<[FrameRun; 1]>,
 }
 
 /// The frames that a change needs.
@@ -119,8 +120,8 @@ impl FrameSupply {
 
     /// The next run, for at most `pages` pages.
     pub(super) fn next_whole(&mut self, pages: u64) -> Option<FrameRun> {
-        let fits = self.whole.front().is_some_and(|run| u64::from(run.count()) <= pages);
-        fits.then(|| self.whole.pop_front()).flatten()
+        let fits = self.whole.first().is_some_and(|run| u64::from(run.count()) <= pages);
+        fits.then(|| self.whole.remove(0))
     }
 
     pub(super) fn single(&mut self) -> Option<FrameRun> {
@@ -235,7 +236,7 @@ impl BlockPool {
         while left > 0 {
             let Some(run) = self.frames(left.min(RUN)) else { return false };
             left -= run.count() as usize;
-            supply.whole.push_back(run);
+            supply.whole.push(run);
         }
         while supply.single.len() < wanted.single {
             let Some(run) = self.frames(1) else { return false };
@@ -251,7 +252,7 @@ impl BlockPool {
         while turns > 0 {
             let mut clock = memory.clock();
             let count = clock.len().min(8);
-            let some: Vec<CacheEntry> = clock.drain(..count).collect();
+            let some: SmallVec<[CacheEntry; 8]> = clock.drain(..count).collect();
             drop(clock);
             turns = turns.saturating_sub(count.max(1));
             let dropped = self.advance_clock(memory, some, None);
@@ -267,7 +268,7 @@ impl BlockPool {
     fn advance_clock(
         &self,
         memory: &FrameCache,
-        entries: Vec<CacheEntry>,
+        entries: SmallVec<[CacheEntry; 8]>,
         mut mine: Option<&mut FileContent>,
     ) -> usize {
         let mut dropped = 0;
@@ -307,7 +308,7 @@ impl FileContent {
     /// ([`PageFrame::split_run`]). The clock has at most twice as many entries as frames, and a few more.
     pub(super) fn remember(&mut self, pool: &BlockPool, first: u64, count: u64) {
         let Some(memory) = pool.memory() else { return };
-        let mut new = Vec::new();
+        let mut new: SmallVec<[CacheEntry; 1]> = SmallVec::new();
         for before in (0..count).step_by(RUN) {
             let number = memory.newest.fetch_add(1, Ordering::Relaxed) + 1;
             let (first, count) = (first + before, (count - before).min(RUN as u64));
@@ -320,7 +321,7 @@ impl FileContent {
         // Entries without pages do not accumulate: more entries are examined than added.
         let most = 2 * memory.region.frames() as usize;
         let excess = if clock.len() > most { (added + 8).min(clock.len()) } else { 0 };
-        let old = clock.drain(..excess).collect();
+        let old: SmallVec<[CacheEntry; 8]> = clock.drain(..excess).collect();
         drop(clock);
         pool.advance_clock(memory, old, Some(self));
     }

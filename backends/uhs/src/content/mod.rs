@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::commit::CommitRules;
-use crate::format::inode::{DiskExtent, INLINE, InodeData};
+use crate::format::inode::{DiskExtent, EXTENT_BYTES, INLINE, InodeData, RecordWriter};
 use direct::DirectWrites;
 pub(crate) use direct::{DirectSource, DirectTarget, whole_pages};
 use extents::ExtentMap;
@@ -146,6 +146,22 @@ impl FileContent {
         match &self.data {
             InodeData::Extents(_) => Cow::Owned(InodeData::Extents(self.extents.iter().collect())),
             data => Cow::Borrowed(data),
+        }
+    }
+
+    /// The most bytes that the records of the data have.
+    pub(crate) fn bytes_of_data(&self) -> usize {
+        match &self.data {
+            InodeData::Extents(_) => EXTENT_BYTES * (1 + self.extents.count()),
+            data => data.bytes(),
+        }
+    }
+
+    /// Adds the records of the data.
+    pub(crate) fn encode_data(&self, out: &mut RecordWriter) {
+        match &self.data {
+            InodeData::Extents(_) => out.extents(self.extents.iter()),
+            data => out.data(data),
         }
     }
 

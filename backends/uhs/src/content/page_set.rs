@@ -3,8 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 /// Pages of one word.
 const WORD: u64 = u64::BITS as u64;
+
+/// The numbers of some pages.
+pub(super) type PageNumbers = SmallVec<[u64; 8]>;
 
 /// A set of page numbers, in words of 64 neighbours. Pages of a file come in runs, which are added, counted and taken
 /// out a word at a time.
@@ -78,17 +83,17 @@ impl PageSet {
     /// Takes a range out. Returns how many members it had.
     pub(super) fn take_out(&mut self, range: Range<u64>) -> usize {
         let before = self.len;
-        let reached = range.start / WORD..range.end.div_ceil(WORD);
-        let found: Vec<u64> = self.words.range(reached).map(|(word, _)| *word).collect();
-        for word in found {
-            let mask = mask(word, &range);
-            if let Some(bits) = self.words.get_mut(&word) {
-                self.len -= count_ones(*bits & mask);
-                *bits &= !mask;
-                if *bits == 0 {
-                    self.words.remove(&word);
-                }
+        let mut reached = range.start / WORD..range.end.div_ceil(WORD);
+        while !reached.is_empty()
+            && let Some((word, bits)) = self.words.range_mut(reached.clone()).next()
+        {
+            let (word, mask) = (*word, mask(*word, &range));
+            self.len -= count_ones(*bits & mask);
+            *bits &= !mask;
+            if *bits == 0 {
+                self.words.remove(&word);
             }
+            reached.start = word + 1;
         }
         before - self.len
     }
@@ -123,14 +128,22 @@ impl PageSet {
     }
 
     /// Takes out all members that `other` does not have. Returns them in order.
-    pub(super) fn take_all_but(&mut self, other: &PageSet) -> Vec<u64> {
+    pub(super) fn take_all_but(&mut self, other: &PageSet) -> PageNumbers {
+        // A set of few pages keeps the memory of its tree.
+        if other.is_empty() && self.words.len() <= 1 {
+            self.len = 0;
+            return self
+                .words
+                .pop_first()
+                .map_or_else(PageNumbers::new, |(word, bits)| pages(word, bits).collect());
+        }
         let all = std::mem::take(self);
         if other.is_empty() {
             return all.iter().collect();
         }
         let (stay, go): (Vec<u64>, Vec<u64>) = all.iter().partition(|page| other.contains(*page));
         self.extend(stay);
-        go
+        go.into()
     }
 
     /// Takes the members from `first` on out. Returns them in order.
@@ -203,7 +216,7 @@ mod tests {
                 7 if round % 16 == 0 => {
                     let go: Vec<u64> =
                         model.iter().copied().filter(|page| !other.contains(*page)).collect();
-                    assert_eq!(set.take_all_but(&other), go);
+                    assert_eq!(set.take_all_but(&other).to_vec(), go);
                     model.retain(|page| other.contains(*page));
                 }
                 8 if round % 16 == 0 => {

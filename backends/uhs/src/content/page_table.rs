@@ -67,13 +67,12 @@ impl PageTable {
 
     /// Takes a range out, and calls `see` with each page.
     pub(super) fn take_out(&mut self, range: Range<u64>, mut see: impl FnMut(u64, CachedPage)) {
-        let found = groups(&range);
-        if found.is_empty() {
-            return;
-        }
-        let found: Vec<u64> = self.groups.range(found).map(|(group, _)| *group).collect();
-        for number in found {
-            let Some(group) = self.groups.get_mut(&number) else { continue };
+        let mut found = groups(&range);
+        while !found.is_empty()
+            && let Some((number, group)) = self.groups.range_mut(found.clone()).next()
+        {
+            let number = *number;
+            found.start = number + 1;
             let places = bits_in_group(number, &range);
             for at in places {
                 if let Some(page) = group.pages[at].take() {

@@ -37,7 +37,8 @@ impl FileContent {
         if let Some((_, when @ RUNNING)) = &mut self.shifted {
             *when = batch;
         }
-        self.placed = std::mem::take(&mut self.early);
+        self.placed.clear();
+        std::mem::swap(&mut self.placed, &mut self.early);
         if self.dirty.is_empty() {
             self.lost_blocks = false;
             self.recorded = (self.size, self.extents.changes());

@@ -394,7 +394,7 @@ impl BlockPool {
     }
 
     /// A caller's own bytes are on the device: the group that closes next is written after a flush.
-    pub(super) fn record_direct_write(&self) {
+    pub(crate) fn record_direct_write(&self) {
         self.batches.precede();
     }
 
@@ -409,7 +409,7 @@ impl BlockPool {
     }
 
     /// Records that the pages of these batches of a group are on the device.
-    pub(crate) fn record_group_write(&self, batches: &BTreeSet<u64>) {
+    pub(crate) fn record_group_write(&self, batches: impl IntoIterator<Item = u64>) {
         self.batches.record_group_write(batches);
     }
 

@@ -4,7 +4,7 @@
 //! others fail, too, the page is *stuck*: it stays in memory, the inode on the device has the block from before or a
 //! hole, and every commit tries again. Until then each sync of the file fails.
 
-use super::page_set::PageSet;
+use super::page_set::{PageNumbers, PageSet};
 use super::{BlockPool, FileContent};
 use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
@@ -95,7 +95,7 @@ impl FileContent {
     }
 
     /// The pages that take a block in the next group, and the pages that it writes: all, or all that are not stuck.
-    pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (Vec<u64>, Vec<u64>) {
+    pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (PageNumbers, PageNumbers) {
         let none = PageSet::default();
         let waits = if skip_stuck { &self.waits } else { &none };
         (self.promised.take_all_but(waits), self.dirty.take_all_but(waits))

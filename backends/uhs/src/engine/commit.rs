@@ -1,8 +1,9 @@
 //! Writing groups: by the thread that fills a group, by a sync, and by the committing thread.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::OccupiedEntry;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,10 +14,9 @@ use super::data_groups::WriteTurn;
 use super::sync_rounds::SyncRound;
 use super::{EngineSlots, UhsEngine};
 use crate::commit::{CommitState, InodeChange};
-use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
 use crate::format::snapshot::SnapshotEntry;
-use crate::group::{self, ClosePlan, ClosedChanges, CommitBatch, SyncedFiles};
+use crate::group::{BatchContents, ClosePlan, ClosedChanges, CommitBatch, SyncedFiles};
 use crate::locks::lock;
 use crate::names::SnapshotWriter;
 use crate::space::BlockRun;
@@ -59,7 +59,7 @@ struct PendingGroup {
     /// The newest of the batches of data.
     batch: u64,
     /// Contents that may leave memory then.
-    contents: Vec<(u64, Arc<Mutex<FileContent>>)>,
+    contents: BatchContents,
     /// Inodes that are in slots alone, as they are in the slots before.
     stored: Vec<(u64, DiskInode)>,
 }
@@ -171,11 +171,11 @@ impl UhsEngine {
 
     /// Frees everything that waited until all groups up to `group` are durable.
     pub(super) fn release(&self, group: u64) {
-        let mut waiting = lock(&self.waiting);
-        let later = waiting.0.split_off(&(group + 1));
-        let durable = std::mem::replace(&mut waiting.0, later);
-        drop(waiting);
-        for PendingGroup { freed, batch, contents, .. } in durable.into_values() {
+        let next = || {
+            let mut waiting = lock(&self.waiting);
+            waiting.0.first_entry().filter(|first| *first.key() <= group).map(OccupiedEntry::remove)
+        };
+        while let Some(PendingGroup { freed, batch, contents, .. }) = next() {
             self.pool.durable(batch);
             if self.options.discard {
                 self.io.discard(&freed);
@@ -290,8 +290,7 @@ impl UhsEngine {
             }
             let (busy, divides) = (turn.busy(), turn.may_divide());
             let plan = ClosePlan { wanted, busy, divides, skips_stuck: !now };
-            let closed = group::close(&self.gate.close(), &self.names, &self.pool, plan);
-            match closed.map_err(|_| StoreError::Full)? {
+            match self.close_group(plan)? {
                 ClosedChanges::Batches(batch, data_group) => break (batch, data_group),
                 ClosedChanges::Overtakes => turn.wait_for_data_group(store, |_, _| true)?,
             };
@@ -366,8 +365,7 @@ impl UhsEngine {
             self.lose(&batch.contents, &lost, round > 0);
             let data = data_group.take().map_or_else(Vec::new, |group| batch.absorb(*group));
             let plan = ClosePlan { skips_stuck: true, ..ClosePlan::WHOLE };
-            let since = group::close(&self.gate.close(), &self.names, &self.pool, plan);
-            match since.map_err(|_| StoreError::Full)? {
+            match self.close_group(plan)? {
                 ClosedChanges::Batches(since, _) => batch.extend(*since),
                 ClosedChanges::Overtakes => return Err(StoreError::Failed),
             }

@@ -393,7 +393,7 @@ impl UhsEngine {
             let refused = self.finish_behind(&batch.early);
             batch.add_older_data(refused);
         } else if batch.data.is_empty() {
-            self.pool.record_group_write(&batch.numbers());
+            self.pool.record_group_write(batch.numbers());
             return Ok(Vec::new());
         }
         let write = |data: &mut [(u64, PageFrame)], durable| {
@@ -428,7 +428,7 @@ impl UhsEngine {
         if !lost.is_empty() {
             return Ok(lost);
         }
-        self.pool.record_group_write(&batch.numbers());
+        self.pool.record_group_write(batch.numbers());
         if first && !is_durable {
             store.flush()?;
         }

@@ -117,7 +117,6 @@ impl Drop for SyncRound<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
@@ -184,7 +183,7 @@ mod tests {
         round.end();
         assert_eq!(member.join().unwrap(), Ok(()));
         let mut round = rounds.join(Some(8)).unwrap().expect("the first one leads");
-        assert_eq!(round.close(), SyncedFiles::These(HashSet::from([8])));
+        assert_eq!(round.close(), SyncedFiles::These(smallvec::smallvec![8]));
     }
 
     #[test]

@@ -42,7 +42,10 @@ pub(crate) const EXTENTS_OF_BLOCK: usize = BLOCK / EXTENT_BYTES;
 pub(crate) const RECORD_BYTES: usize = 3;
 
 /// Bytes of the record of a name at most.
-pub(crate) const NAME_BYTES: usize = RECORD_BYTES + 16 + 255;
+pub(crate) const NAME_BYTES: usize = LINK_BYTES + 255;
+
+/// Bytes of the record of a name, without the name.
+pub(crate) const LINK_BYTES: usize = RECORD_BYTES + 16;
 
 /// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,6 +123,17 @@ pub(crate) struct BlockPointer {
     pub(crate) crc: u32,
 }
 
+impl InodeData {
+    /// The most bytes that its records have.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            InodeData::Nothing => 0,
+            InodeData::Inline(bytes) | InodeData::Target(bytes) => RECORD_BYTES + bytes.len(),
+            InodeData::Extents(extents) => EXTENT_BYTES * (1 + extents.len()),
+        }
+    }
+}
+
 /// A body as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DecodedBody {
@@ -143,14 +157,14 @@ pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
 pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
 
 impl DiskInode {
-    /// Begins a body with the head, to which records are added.
-    pub(crate) fn begin(&self) -> RecordWriter {
-        RecordWriter(self.head(0))
+    /// Begins a body with the head, to which records of about so many bytes are added.
+    pub(crate) fn begin(&self, records: usize) -> RecordWriter {
+        RecordWriter(self.head(0, records))
     }
 
     /// The head and all records. Together they may be too large for a slot.
     pub(crate) fn body(&self) -> Vec<u8> {
-        let mut out = self.begin();
+        let mut out = self.begin(self.data.bytes());
         self.links.iter().for_each(|link| out.link(link.parent, link.stamp, &link.name));
         self.xattrs.iter().for_each(|(name, value)| out.xattr(name, value));
         out.data(&self.data);
@@ -165,7 +179,7 @@ impl DiskInode {
         pointers: &[BlockPointer],
     ) -> Vec<u8> {
         assert!(levels > 0 && pointers.len() <= POINTERS, "{} pointers", pointers.len());
-        let mut out = self.head(levels);
+        let mut out = self.head(levels, 16 + pointers.len() * POINTER);
         out.u64(bytes).u32(pointers.len() as u32).u32(0);
         for pointer in pointers {
             out.u64(pointer.block).u32(pointer.crc);
@@ -173,8 +187,8 @@ impl DiskInode {
         out.finish()
     }
 
-    fn head(&self, levels: u8) -> ByteWriter {
-        let mut out = ByteWriter::with_capacity(2 * HEAD);
+    fn head(&self, levels: u8, more: usize) -> ByteWriter {
+        let mut out = ByteWriter::with_capacity(HEAD + more);
         out.u32(self.mode).u32(self.uid).u32(self.gid).u8(levels).u8(0).u16(0);
         out.u64(self.rdev).u64(self.size);
         for moment in [self.atime, self.mtime, self.ctime, self.btime] {
@@ -353,12 +367,14 @@ impl RecordWriter {
                 record(out, TARGET, bytes.len());
                 out.bytes(bytes);
             }
-            InodeData::Extents(extents) => {
-                // An empty list is not the same as no data: a file that was made larger has one.
-                record(out, EXTENT, 0);
-                extents.iter().for_each(|extent| put_extent(out, extent));
-            }
+            InodeData::Extents(extents) => self.extents(extents.iter().copied()),
         }
+    }
+
+    pub(crate) fn extents(&mut self, extents: impl Iterator<Item = DiskExtent>) {
+        // An empty list is not the same as no data: a file that was made larger has one.
+        record(&mut self.0, EXTENT, 0);
+        extents.for_each(|extent| put_extent(&mut self.0, &extent));
     }
 
     pub(crate) fn finish(self) -> Vec<u8> {

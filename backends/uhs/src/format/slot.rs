@@ -98,7 +98,7 @@ impl SlotHeader {
             SlotKind::Removals => 2,
             SlotKind::Nothing => 3,
         };
-        let mut out = ByteWriter::default();
+        let mut out = ByteWriter::with_capacity(IDENTITY);
         out.u32(MAGIC).u8(kind).u8(FORM).u16(0).bytes(&place.uuid).u64(place.key);
         out.u64(place.block).u64(self.ino).u64(self.stamp).u64(self.group).u32(self.index);
         out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc);

@@ -9,6 +9,9 @@ use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, 
 /// The number of shards. If there are more threads, several use one shard.
 const SHARDS: usize = 16;
 
+/// Inodes for which memory is kept.
+const KEPT: usize = 4096;
+
 /// Removed inodes that count as one: some hundred share a slot.
 const REMOVED: usize = 16;
 
@@ -45,6 +48,8 @@ pub(crate) struct GroupLock {
     shards: [GroupLockShard; SHARDS],
     /// The number of inodes of a shard from which on the group is full.
     full: AtomicUsize,
+    /// Memory for the changes of the next group.
+    spare: Mutex<ChangedInodes>,
 }
 
 /// A handle of the running group: the group does not close while a handle exists. A thread with a handle takes no
@@ -64,7 +69,11 @@ pub(crate) struct GroupWriteGuard<'a> {
 impl GroupLock {
     /// Makes a lock for groups that are full when a shard has `full` inodes.
     pub(crate) fn new(full: usize) -> Self {
-        GroupLock { shards: Default::default(), full: AtomicUsize::new(full) }
+        GroupLock {
+            shards: Default::default(),
+            full: AtomicUsize::new(full),
+            spare: Mutex::default(),
+        }
     }
 
     /// Makes groups full, from now on, when a shard has `full` inodes.
@@ -143,7 +152,7 @@ impl GroupWriteGuard<'_> {
 
     /// The changes of the group, by inode number.
     pub(crate) fn take(&self) -> ChangedInodes {
-        let mut all = ChangedInodes::default();
+        let mut all = std::mem::take(&mut *lock(&self.gate.spare));
         for shard in &self.gate.shards {
             let mut changes = lock(&shard.changes);
             all.changed.append(&mut changes.changed);
@@ -154,6 +163,16 @@ impl GroupWriteGuard<'_> {
         all.gone.sort_unstable();
         all.gone.dedup();
         all
+    }
+
+    /// Keeps the memory of changes for a later group.
+    pub(crate) fn keep(&self, mut changes: ChangedInodes) {
+        if changes.changed.capacity().max(changes.gone.capacity()) <= KEPT {
+            changes.changed.clear();
+            changes.gone.clear();
+            changes.weight = 0;
+            *lock(&self.gate.spare) = changes;
+        }
     }
 }
 

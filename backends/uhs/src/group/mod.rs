@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
+use smallvec::SmallVec;
 
 use crate::commit::InodeChange;
 use crate::content::{BlockPool, FileContent, PageFrame, SharedContent};
@@ -22,6 +23,9 @@ use group_lock::ChangedInodes;
 pub(crate) use group_lock::{GroupLock, GroupReadGuard, GroupWriteGuard};
 pub(crate) use sync::number_of_thread;
 pub(crate) use synced_files::SyncedFiles;
+
+/// Contents with the numbers of their inodes.
+pub(crate) type BatchContents = SmallVec<[(u64, SharedContent); 2]>;
 
 /// Everything that a group writes.
 #[derive(Default)]
@@ -50,7 +54,7 @@ pub(crate) struct CommitBatch {
     /// Units of pages in many runs: inodes and numbers.
     pub(crate) scattered: Vec<(u64, u64)>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
-    pub(crate) contents: Vec<(u64, SharedContent)>,
+    pub(crate) contents: BatchContents,
     /// Files whose data waits for the next group.
     pub(crate) waiting: usize,
 }
@@ -95,9 +99,9 @@ impl CommitBatch {
     }
 
     /// All numbers of batches that are on the device when the data of the group is.
-    pub(crate) fn numbers(&self) -> BTreeSet<u64> {
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
         let numbers = self.former.iter().chain(&self.early).copied();
-        numbers.chain([self.number]).collect()
+        numbers.chain([self.number])
     }
 
     /// Adds an inode whose content is in memory.
@@ -206,7 +210,7 @@ pub(crate) fn close(
     let mut batch = CommitBatch { number, has_early, ..CommitBatch::default() };
     let mut data_group: Option<Box<CommitBatch>> = None;
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
-    for ino in changes.changed {
+    for ino in changes.changed.iter().copied() {
         // Most groups want all files, and then no inode is examined.
         if let Some(least) = plan.least_that_waits(ino, pool)
             && let Some(weight) = names.data_may_wait(ino, least)
@@ -241,7 +245,8 @@ pub(crate) fn close(
             }
         }
     }
-    batch.changes.extend(changes.gone.into_iter().map(|ino| InodeChange::Remove { ino }));
+    batch.changes.extend(changes.gone.iter().map(|ino| InodeChange::Remove { ino: *ino }));
+    closed.keep(changes);
     batch.freed.append(&mut pool.take_abandoned());
     batch.early.append(&mut pool.take_awaited());
     batch.finish(pool)?;

@@ -2,18 +2,21 @@
 
 use std::collections::HashSet;
 
+use smallvec::SmallVec;
+
 /// The files whose data a sync makes durable, beside all other changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SyncedFiles {
     All,
-    These(HashSet<u64>),
+    /// In order.
+    These(SmallVec<[u64; 4]>),
 }
 
 impl SyncedFiles {
     pub(crate) fn contains(&self, ino: u64) -> bool {
         match self {
             SyncedFiles::All => true,
-            SyncedFiles::These(inos) => inos.contains(&ino),
+            SyncedFiles::These(inos) => inos.binary_search(&ino).is_ok(),
         }
     }
 
@@ -21,7 +24,7 @@ impl SyncedFiles {
     pub(crate) fn meets(&self, files: &HashSet<u64>) -> bool {
         match self {
             SyncedFiles::All => true,
-            SyncedFiles::These(inos) => !inos.is_disjoint(files),
+            SyncedFiles::These(inos) => inos.iter().any(|ino| files.contains(ino)),
         }
     }
 
@@ -29,7 +32,11 @@ impl SyncedFiles {
     pub(crate) fn add(&mut self, ino: Option<u64>) {
         match (&mut *self, ino) {
             (SyncedFiles::All, _) => {}
-            (SyncedFiles::These(inos), Some(ino)) => drop(inos.insert(ino)),
+            (SyncedFiles::These(inos), Some(ino)) => {
+                if let Err(at) = inos.binary_search(&ino) {
+                    inos.insert(at, ino);
+                }
+            }
             (SyncedFiles::These(_), None) => *self = SyncedFiles::All,
         }
     }
@@ -37,6 +44,6 @@ impl SyncedFiles {
 
 impl Default for SyncedFiles {
     fn default() -> Self {
-        SyncedFiles::These(HashSet::new())
+        SyncedFiles::These(SmallVec::new())
     }
 }

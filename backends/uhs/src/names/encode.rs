@@ -7,7 +7,7 @@ use defuse_fs::{FileKind, Result};
 use super::record::{InodeRecord, RecordBody as Of, RecordExtra, TimeKind};
 use super::{NameStore, data_in_record, settle};
 use crate::content::FileContent;
-use crate::format::inode::{DiskInode, InodeData};
+use crate::format::inode::{DiskInode, InodeData, LINK_BYTES, RecordWriter};
 
 /// An inode with its records.
 pub(crate) struct EncodedInode {
@@ -58,7 +58,9 @@ impl NameStore {
                 _ => {
                     let data = data_in_record(record);
                     let data_is_stored = data.is_none();
-                    let body = encode(record, extra, &data.unwrap_or_default()).body;
+                    let data = data.unwrap_or_default();
+                    let put = |out: &mut RecordWriter| out.data(&data);
+                    let body = encode(record, extra, (data.bytes(), put)).body;
                     Some(ClosingBody::Whole { body, data_is_stored })
                 }
             })
@@ -70,7 +72,8 @@ impl NameStore {
     pub(crate) fn encode(&self, ino: u64, content: &FileContent) -> Result<Option<EncodedInode>> {
         match content.has_tree(&self.pool) {
             true => {
-                let encoded = self.encode_with(ino, content, &InodeData::Extents(Vec::new()))?;
+                let none = |out: &mut RecordWriter| out.data(&InodeData::Extents(Vec::new()));
+                let encoded = self.encode_with(ino, content, (0, none))?;
                 Ok(encoded.map(|encoded| EncodedInode { has_tree: true, ..encoded }))
             }
             false => self.encode_whole(ino, content),
@@ -83,14 +86,15 @@ impl NameStore {
         ino: u64,
         content: &FileContent,
     ) -> Result<Option<EncodedInode>> {
-        self.encode_with(ino, content, &content.data())
+        let data = |out: &mut RecordWriter| content.encode_data(out);
+        self.encode_with(ino, content, (content.bytes_of_data(), data))
     }
 
     fn encode_with(
         &self,
         ino: u64,
         content: &FileContent,
-        data: &InodeData,
+        data: (usize, impl Fn(&mut RecordWriter)),
     ) -> Result<Option<EncodedInode>> {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, content.summarize());
@@ -100,7 +104,12 @@ impl NameStore {
     }
 }
 
-fn encode(record: &InodeRecord, extra: Option<&RecordExtra>, data: &InodeData) -> EncodedInode {
+/// Encodes an inode with data of so many bytes at most.
+fn encode(
+    record: &InodeRecord,
+    extra: Option<&RecordExtra>,
+    (bytes, put_data): (usize, impl Fn(&mut RecordWriter)),
+) -> EncodedInode {
     let is_dir = record.kind() == FileKind::Directory;
     let inode = DiskInode {
         mode: record.mode(),
@@ -114,7 +123,8 @@ fn encode(record: &InodeRecord, extra: Option<&RecordExtra>, data: &InodeData) -
         btime: record.time(TimeKind::Birth, extra),
         ..DiskInode::default()
     };
-    let mut out = inode.begin();
+    let others = extra.map_or(0, RecordExtra::bytes);
+    let mut out = inode.begin(LINK_BYTES + record.name.as_bytes().len() + others + bytes);
     if record.parent != 0 {
         out.link(record.parent, record.stamp, record.name.as_bytes());
     }
@@ -124,7 +134,6 @@ fn encode(record: &InodeRecord, extra: Option<&RecordExtra>, data: &InodeData) -
     for (name, value) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
         out.xattr(name, value);
     }
-    let others = extra.map_or(0, RecordExtra::bytes);
-    out.data(data);
+    put_data(&mut out);
     EncodedInode { inode, body: out.finish(), others, has_tree: false }
 }

@@ -27,9 +27,15 @@ const LOOKS: u32 = 500;
 pub(super) struct DeviceQueues {
     device: Arc<dyn BlockDevice>,
     region: Arc<MemoryRegion>,
-    idle: Mutex<Vec<Box<dyn DeviceQueue>>>,
+    idle: Mutex<Vec<IdleLane>>,
     /// A queue or frames were returned.
     returned: Condvar,
+}
+
+/// A queue with the memory for its completions.
+struct IdleLane {
+    queue: Box<dyn DeviceQueue>,
+    reaped: Vec<BlockCompletion>,
 }
 
 /// A queue that one thread uses.
@@ -37,6 +43,8 @@ pub(super) struct BorrowedQueue {
     lanes: Arc<DeviceQueues>,
     /// `None` only while it is dropped.
     queue: Option<Box<dyn DeviceQueue>>,
+    /// Memory for completions.
+    reaped: Vec<BlockCompletion>,
 }
 
 impl DeviceQueues {
@@ -47,6 +55,7 @@ impl DeviceQueues {
         let region = MemoryRegion::new(frames)?;
         device.register(&region)?;
         let first = device.queue(DEPTH)?;
+        let first = IdleLane { queue: first, reaped: Vec::new() };
         let (idle, returned) = (Mutex::new(vec![first]), Condvar::new());
         Ok(Arc::new(DeviceQueues { device, region, idle, returned }))
     }
@@ -60,10 +69,10 @@ impl DeviceQueues {
     pub(super) fn take(self: &Arc<Self>) -> Result<BorrowedQueue, Errno> {
         let mut idle = self.lock();
         loop {
-            let queue = match idle.pop() {
-                Some(queue) => queue,
+            let IdleLane { queue, reaped } = match idle.pop() {
+                Some(lane) => lane,
                 None => match self.device.queue(DEPTH) {
-                    Ok(queue) => queue,
+                    Ok(queue) => IdleLane { queue, reaped: Vec::new() },
                     Err(Errno::BUSY | Errno::NOMEM) => {
                         let waited = self.returned.wait_timeout(idle, LOOK_AGAIN);
                         idle = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -72,11 +81,11 @@ impl DeviceQueues {
                     Err(errno) => return Err(errno),
                 },
             };
-            return Ok(BorrowedQueue { lanes: Arc::clone(self), queue: Some(queue) });
+            return Ok(BorrowedQueue { lanes: Arc::clone(self), queue: Some(queue), reaped });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn DeviceQueue>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<IdleLane>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,12 +166,25 @@ impl BorrowedQueue {
 
     /// Performs one operation. No other may be in flight.
     pub(super) fn run(&mut self, kind: BlockOpKind) -> Result<(), Errno> {
-        let mut reaped = Vec::new();
+        let mut reaped = self.take_memory();
         self.push(0, kind, &mut reaped);
         while reaped.is_empty() {
             self.wait(&mut reaped);
         }
-        reaped.into_iter().try_for_each(|done| done.result)
+        let result = reaped.drain(..).try_for_each(|done| done.result);
+        self.keep_memory(reaped);
+        result
+    }
+
+    /// Memory for completions, which may be given back.
+    pub(super) fn take_memory(&mut self) -> Vec<BlockCompletion> {
+        std::mem::take(&mut self.reaped)
+    }
+
+    /// Keeps memory for completions.
+    pub(super) fn keep_memory(&mut self, mut reaped: Vec<BlockCompletion>) {
+        reaped.clear();
+        self.reaped = reaped;
     }
 }
 
@@ -172,7 +194,7 @@ impl Drop for BorrowedQueue {
         let mut idle = self.lanes.lock();
         // Dropping a queue waits for its operations in flight.
         if queue.in_flight() == 0 && idle.len() < KEPT {
-            idle.push(queue);
+            idle.push(IdleLane { queue, reaped: std::mem::take(&mut self.reaped) });
         }
         drop(idle);
         self.lanes.returned.notify_all();

@@ -2,6 +2,8 @@
 
 use defuse_block::{BlockCompletion, BlockOpKind, FRAME};
 
+use smallvec::SmallVec;
+
 use super::lanes::BorrowedQueue;
 use crate::commit::ClosedGroup;
 use crate::format::BLOCK;
@@ -14,14 +16,14 @@ pub(crate) struct GroupWrite {
     /// The writes survive a power failure once they are complete.
     pub(super) fua: bool,
     lane: BorrowedQueue,
-    runs: Vec<SlotRun>,
+    runs: SmallVec<[SlotRun; 1]>,
     reaped: Vec<BlockCompletion>,
 }
 
 /// Slots that are written together.
 struct SlotRun {
     first: u64,
-    identities: Vec<SlotHeader>,
+    identities: SmallVec<[SlotHeader; 1]>,
 }
 
 /// A slot whose write failed: the content of its block is unknown.
@@ -41,7 +43,7 @@ impl GroupWrite {
     ) -> GroupWrite {
         group.writes.sort_unstable_by_key(|write| write.block);
         let gathered = lane.gather_limit();
-        let (mut runs, mut reaped) = (Vec::new(), Vec::new());
+        let (mut runs, mut reaped) = (SmallVec::new(), lane.take_memory());
         let neighbours = group.writes.chunk_by(|a, b| a.block + 1 == b.block);
         for run in neighbours.flat_map(|run| run.chunks(gathered)) {
             let mut frames = lane.frames(run.len() as u32, &mut reaped);
@@ -76,7 +78,7 @@ impl GroupWrite {
             self.lane.wait(&mut self.reaped);
         }
         let mut failed = Some(Vec::new());
-        for BlockCompletion { tag, result, memory } in self.reaped {
+        for BlockCompletion { tag, result, memory } in self.reaped.drain(..) {
             let Err(errno) = result else { continue };
             let SlotRun { first, identities } = &self.runs[tag as usize];
             log::warn!("slots from block {first} on cannot be written: {errno}");
@@ -92,6 +94,7 @@ impl GroupWrite {
                 failed.push(FailedSlot { block, identity: *identity, body });
             }
         }
+        self.lane.keep_memory(self.reaped);
         (failed, self.lane)
     }
 }

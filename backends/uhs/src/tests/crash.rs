@@ -8,9 +8,11 @@ use defuse_fs::{Fallocate, Fh, File, FileKind, FileSystem, Ino, SliceSource, Wri
 use super::queues::make_shared_options;
 use super::random_operations::{NameWorkload, OF_THE_DEAD};
 use super::{
-    OPTIONS, TreeSnapshot, cx, device, make_fresh, name, node, open, open_with, random, snapshot,
+    OPTIONS, TreeSnapshot, contents, cx, device, make_fresh, name, node, open, open_with, random,
+    snapshot,
 };
 use crate::commit::CommitRules;
+use crate::engine::InPlaceRest;
 use crate::store::survey;
 use crate::{Uhs, UhsOptions, check};
 
@@ -67,6 +69,16 @@ pub(super) struct CrashPlan {
     pub(super) syncs_files: bool,
     /// Now and then a group is closed, and its data group is left to a later operation.
     pub(super) divides: bool,
+    /// Syncs in place begin, and end after later operations.
+    pub(super) holds: bool,
+}
+
+/// A sync in place that has begun.
+struct HeldSync {
+    rest: InPlaceRest,
+    file: u64,
+    /// The state that it makes durable.
+    state: usize,
 }
 
 impl CrashRun {
@@ -97,7 +109,7 @@ impl CrashRun {
     }
 
     fn new(ram: &RamDevice, seed: u64, by: CrashPlan) -> CrashRun {
-        let CrashPlan { options, rules, lies, syncs_files, divides } = by;
+        let CrashPlan { options, rules, lies, syncs_files, divides, holds } = by;
         if seed.is_multiple_of(4) {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
@@ -108,19 +120,25 @@ impl CrashRun {
         if lies {
             sim.ignore_flushes();
         }
-        let mut run = CrashRun { waits: syncs_files || divides, ..CrashRun::begin(sim, &fs) };
+        let waits = syncs_files || divides || holds;
+        let mut run = CrashRun { waits, ..CrashRun::begin(sim, &fs) };
+        let mut held: Vec<HeldSync> = Vec::new();
         let mut random = fastrand::Rng::with_seed(seed);
         let (steps, end) =
             (random.usize(10..60), if seed.is_multiple_of(3) { random.usize(..30) } else { 60 });
         for step in 0..steps {
             if step == end {
                 // A clean end, and another mount.
+                held.drain(..).for_each(|sync| run.finish(&fs, sync));
                 drop(fs);
                 run.acknowledge(None, false);
                 fs = open_with(run.sim.clone(), options, rules).0;
             }
             if divides && random.u8(..3) == 0 {
                 fs.engine().divide_group().unwrap();
+            }
+            if holds {
+                run.hold(&fs, &mut random, &mut held);
             }
             let mut player = NameWorkload { fs: &fs, random };
             let file = if syncs_files { player.sync_file() } else { None };
@@ -134,6 +152,39 @@ impl CrashRun {
         // The run must not end with a clean end.
         fs.abandon();
         run
+    }
+
+    /// Begins a sync in place of a file now and then, and carries others on.
+    fn hold(&mut self, fs: &Uhs, random: &mut fastrand::Rng, held: &mut Vec<HeldSync>) {
+        let files: Vec<u64> =
+            self.states.last().map_or_else(Vec::new, |state| state.data.keys().copied().collect());
+        for file in files {
+            if random.u8(..3) == 0
+                && let Ok(Some(rest)) = fs.engine().begin_in_place(file)
+            {
+                held.push(HeldSync { rest, file, state: self.states.len() - 1 });
+            }
+        }
+        match random.u8(..6) {
+            0 => fs.engine().write_in_place_now(),
+            1 | 2 if !held.is_empty() => {
+                let sync = held.swap_remove(random.usize(..held.len()));
+                self.finish(fs, sync);
+            }
+            _ => {}
+        }
+    }
+
+    fn finish(&mut self, fs: &Uhs, HeldSync { rest, file, state }: HeldSync) {
+        if fs.engine().finish_in_place(rest).unwrap() {
+            let events = self.sim.events();
+            self.acknowledged.push(Acknowledgement {
+                events,
+                state,
+                file: Some(file),
+                only_data: true,
+            });
+        }
     }
 
     /// Judges a state of the device. `durable` is the newest state that was acknowledged, for all files.
@@ -262,16 +313,46 @@ impl CrashRun {
 }
 
 fn play(seed: u64, rules: CommitRules, lies: bool) -> Result<usize, String> {
-    play_by(seed, CrashPlan { options: OPTIONS, rules, lies, syncs_files: false, divides: false })
+    play_by(
+        seed,
+        CrashPlan {
+            options: OPTIONS,
+            rules,
+            lies,
+            syncs_files: false,
+            divides: false,
+            holds: false,
+        },
+    )
 }
 
 fn play_with_syncs_of_files(seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true, divides: false };
+    let by = CrashPlan {
+        options: OPTIONS,
+        rules,
+        lies: false,
+        syncs_files: true,
+        divides: false,
+        holds: false,
+    };
     play_by(seed, by)
 }
 
 fn play_with_data_groups(seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true, divides: true };
+    let by = CrashPlan {
+        options: OPTIONS,
+        rules,
+        lies: false,
+        syncs_files: true,
+        divides: true,
+        holds: false,
+    };
+    play_by(seed, by)
+}
+
+fn play_with_syncs_in_place(seed: u64, rules: CommitRules) -> Result<usize, String> {
+    let (syncs_files, divides) = (true, seed.is_multiple_of(3));
+    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files, divides, holds: true };
     play_by(seed, by)
 }
 
@@ -315,7 +396,14 @@ fn with_slots_to_spare() -> RamDevice {
 }
 
 fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: false, divides: false };
+    let by = CrashPlan {
+        options: OPTIONS,
+        rules,
+        lies: false,
+        syncs_files: false,
+        divides: false,
+        holds: false,
+    };
     CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
@@ -392,6 +480,71 @@ fn after_a_power_failure_files_of_data_groups_are_of_a_moment_since_their_last_s
         assert!(found.is_some(), "nothing fails without: {name}");
         println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
     }
+}
+
+/// Data in place is written while no thread has the right to write groups. A group that did not wait freed the blocks for
+/// other files, or was overtaken by older bytes.
+#[test]
+fn after_a_power_failure_data_is_what_was_written_also_while_syncs_in_place_are_on_their_way() {
+    let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
+    let mut judged = 0;
+    for seed in 0..300 {
+        let found = play_with_syncs_in_place(seed, rules);
+        judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 5000, "{judged} states");
+    let without = [
+        (
+            "groups wait for data in place",
+            CommitRules { groups_wait_for_data_in_place: false, ..rules },
+        ),
+        ("syncs in place take turns", CommitRules { syncs_in_place_take_turns: false, ..rules }),
+    ];
+    for (name, rules) in without {
+        let found = (0..4000).find(|seed| play_with_syncs_in_place(*seed, rules).is_err());
+        assert!(found.is_some(), "nothing fails without: {name}");
+        println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
+    }
+}
+
+/// True if a power failure may take data of a file that was synced, after another sync has written that data in place and has not
+/// flushed it.
+fn loses_unflushed_data(rules: CommitRules) -> bool {
+    let sim = SimDevice::from_ram(&make_fresh(), 1);
+    let (fs, _) = open(sim.clone(), rules);
+    let made = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap();
+    let file = File { ino: made.ino, fh: Fh(0) };
+    let write = |page: u64, byte: u8| {
+        let bytes = [byte; 4096];
+        let mut source = SliceSource::new(&bytes);
+        let args = WriteArgs { offset: page * 4096, ..WriteArgs::default() };
+        fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)).unwrap();
+    };
+    (0..3).for_each(|page| write(page, 1));
+    fs.fsync(&cx(), file, false).unwrap();
+    // Two runs are not written through.
+    [0, 2].into_iter().for_each(|page| write(page, 2));
+    let begun = fs.engine().begin_in_place(made.ino.0).unwrap();
+    assert!(begun.is_some(), "the data is in place");
+    fs.engine().write_in_place_now();
+    fs.fsync(&cx(), file, false).unwrap();
+    fs.abandon();
+    let (mut cuts, mut random) = (sim.power_cuts(), random());
+    let cut = cuts.last();
+    (0..50).any(|_| {
+        let (fs, _) = open(cut.sample(&mut random), rules);
+        let bytes = contents(&fs, made.ino, 3 * 4096);
+        fs.abandon();
+        bytes[0] != 2 || bytes[2 * 4096] != 2
+    })
+}
+
+/// The second sync of the file found nothing to write and no need to flush.
+#[test]
+fn a_synced_file_has_data_that_another_sync_has_written_and_not_flushed() {
+    assert!(!loses_unflushed_data(CommitRules::ALL));
+    let without = CommitRules { syncs_in_place_are_flushed: false, ..CommitRules::ALL };
+    assert!(loses_unflushed_data(without), "the data is in the cache of the device");
 }
 
 /// The number of problems after a power failure, if a file has a hole where it had blocks, and another one is synced
@@ -480,8 +633,10 @@ fn random_operations_and_power_failures_until_stopped() {
         let waiting_pages = if syncs_files { 1 } else { CommitRules::ALL.waiting_pages };
         let rules = CommitRules { waiting_pages, ..CommitRules::ALL };
         let divides = syncs_files && seed / 4 % 2 == 0;
-        let judged = play_by(seed, CrashPlan { options, rules, lies: false, syncs_files, divides })
-            .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
+        let holds = syncs_files && seed / 8 % 2 == 0;
+        let by = CrashPlan { options, rules, lies: false, syncs_files, divides, holds };
+        let judged =
+            play_by(seed, by).and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");
         });

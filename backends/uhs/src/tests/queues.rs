@@ -30,6 +30,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
             lies: false,
             syncs_files: false,
             divides: false,
+            holds: false,
         };
         judged += play_by(seed, by).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
@@ -47,6 +48,7 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
             lies: false,
             syncs_files: false,
             divides: false,
+            holds: false,
         };
         let lies = CrashPlan { lies: true, ..by };
         assert!((0..60).any(|seed| play_by(seed, lies).is_err()), "mode {number}: flushes");
@@ -59,6 +61,7 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
             lies: false,
             syncs_files: false,
             divides: false,
+            holds: false,
         };
         assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
     }
