@@ -65,6 +65,9 @@ fn said_at_end(place: &TestPlace, child: Child) -> String {
 fn start(place: &TestPlace, words: &[&str], hard: bool) -> Child {
     let mut command = place.command(&[&["fuse", "--"], words].concat());
     command.env("DIRECTORY", place.path("src")).env("WAIT", place.path("destroyed"));
+    if words.contains(&"-s") {
+        command.env("ALONE", "1");
+    }
     if hard {
         command.env("HARD", "1");
     }

@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 
-use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
+use defuse_fs::{
+    Context, Errno, File, LockOwner, OpenFlags, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
+};
 
 use defuse_ring::ClientLane;
 
 use super::lanes::LaneGuard;
-use super::{RemoteShared, log_decode_error};
+use super::{RemoteShared, lock, log_decode_error};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::EncodedRequest;
@@ -99,6 +101,12 @@ impl RemoteShared {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
+        let is_append = args.flags.has(OpenFlags::APPEND) && self.options.appends_at_size;
+        let _appending = is_append.then(|| lock(&self.appends));
+        let args = match is_append {
+            true => WriteArgs { offset: self.getattr(cx, file.ino, Some(file.fh))?.size, ..args },
+            false => args,
+        };
         // Taken out of the thread-local, because a listener of notifications may write meanwhile.
         // An ending thread no longer has one.
         let mut piece = PIECE.try_with(Cell::take).unwrap_or_default();

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 use defuse_fs::{Errno, FileSystem, Result};
-use defuse_session::{ClientHooks, RequestSource, Session, SessionEnd};
+use defuse_session::abi::InitIn;
+use defuse_session::{
+    ClientHooks, RequestSource, Session, SessionEnd, SessionOptions, StartError, TransportUpgrade,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::line::{self, MessageSource};
@@ -69,6 +72,33 @@ pub fn serve_one(
     let SessionEnd { durable, .. } = session.wait();
     peer.connection.close();
     durable
+}
+
+/// Answers INIT on `socket`, a connected `SOCK_SEQPACKET` socket, and starts to serve the file system that `choose` returns for
+/// it, with the options that it returns as far as there is no device. The one process at the other end is trusted as the kernel is:
+/// it checks the rights of users, and nothing is released for it at its end. With `lines`, requests may come through shared memory,
+/// too.
+///
+/// # Errors
+///
+/// The errors of [`Session::start`].
+pub fn start_trusted(
+    socket: OwnedFd,
+    lines: Option<&dyn TransportUpgrade>,
+    choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
+) -> std::result::Result<Session, StartError> {
+    let mut line: Arc<dyn RequestSource> = Arc::new(MessageSource::new(Arc::new(socket), None));
+    if let Some(lines) = lines {
+        line = lines.line(0, line).map_err(StartError::Device)?;
+    }
+    let client = ClientHooks { tells_groups: true, ..ClientHooks::default() };
+    Session::start_chosen_on(&line, client, |init| {
+        let (fs, chosen) = choose(init);
+        let SessionOptions { forward_locks, atomic_o_trunc, answers_parents, .. } = chosen;
+        let limited = line::options(&chosen, lines.is_some());
+        let options = SessionOptions { forward_locks, atomic_o_trunc, answers_parents, ..limited };
+        (fs, options)
+    })
 }
 
 /// Waits for the first message.
