@@ -2,6 +2,8 @@
 //!
 //! The libraries are carried by this program, as the library for `defuse run` is. The loader finds them first by LD_LIBRARY_PATH.
 
+mod report;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -40,6 +42,12 @@ pub struct FuseCommandArgs {
     /// Let the program serve this socket, which it inherits, in the place of a mount: its descriptor and its inode
     #[arg(long, hide = true, value_name = "FD:INODE")]
     pub connection: Option<InheritedSocket>,
+    /// Print the functions of libfuse that the program uses, and do not start it
+    #[arg(long, conflicts_with = "connection")]
+    pub report: bool,
+    /// Print JSON
+    #[arg(long, requires = "report")]
+    pub json: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(add = completions::command())]
@@ -76,6 +84,9 @@ pub fn run(args: &FuseCommandArgs) -> Result {
             program.to_string_lossy()
         ))
     })?;
+    if args.report {
+        return report::print_functions(&path, args.json);
+    }
     let mut command = Command::new(&path);
     command.arg0(program);
     match args.connection {
