@@ -197,6 +197,7 @@ impl Session {
                 Err(errno) => errno,
             };
             shared.finish();
+            drop(lock(&shared.caller_end).take());
             shared.join(Duration::from_secs(2));
             let Some(mut refused) = plan.take() else { return Err(StartError::Thread(failed)) };
             // Requests wait until the kernel knows that there will be no rings.

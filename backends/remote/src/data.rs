@@ -101,7 +101,9 @@ impl RemoteShared {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        let is_append = args.flags.has(OpenFlags::APPEND) && self.options.appends_at_size;
+        // The kernel writes pages of its cache at their places.
+        let is_append =
+            self.options.appends_at_size && args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         let _appending = is_append.then(|| lock(&self.appends));
         let args = match is_append {
             true => WriteArgs { offset: self.getattr(cx, file.ino, Some(file.fh))?.size, ..args },

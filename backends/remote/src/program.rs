@@ -35,12 +35,14 @@ pub fn set_starter(defuse: PathBuf) {
 }
 
 fn find_starter() -> Option<PathBuf> {
-    STARTER.get().cloned().or_else(|| {
-        let folders = std::env::var_os("PATH")?;
-        std::env::split_paths(&folders)
-            .map(|folder| folder.join("defuse"))
-            .find(|path| path.is_absolute() && path.is_file())
-    })
+    STARTER.get().cloned().or_else(|| find_in(&std::env::var_os("PATH")?))
+}
+
+/// The program `defuse` in these folders, as in `PATH`. The working directory is not searched.
+fn find_in(folders: &OsStr) -> Option<PathBuf> {
+    std::env::split_paths(folders)
+        .map(|folder| folder.join("defuse"))
+        .find(|path| path.is_absolute() && path.is_file())
 }
 
 /// The reason why a program does not serve a file system.
@@ -237,14 +239,26 @@ mod tests {
         let script = "test \"$1\" = fuse && test \"$3 $4 $5 $6\" = '-- program {} x' && \
             fd=${2#--connection=} && test \"$(stat -Lc %i /dev/fd/${fd%:*})\" = ${fd#*:} && exit 7";
         let path = std::env::temp_dir().join(format!("defuse-starter-{}", std::process::id()));
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(&path, mode).unwrap();
+        // Not written by this process: a child that another test starts meanwhile would have it open for writing (ETXTBSY).
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let mut shell = Command::new("sh");
+        assert!(shell.args(["-c", write]).arg(&path).arg(script).status().unwrap().success());
         let program = FuseProgram::start_through(Some(&path), &words("program {} x"));
         let mut program = program.unwrap();
         let status = program.wait(PATIENCE);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(status.unwrap().code(), Some(7));
+    }
+
+    #[test]
+    fn the_program_defuse_is_searched_in_absolute_folders() {
+        let folder = std::env::temp_dir().join(format!("defuse-folder-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = OsString::from(format!(":.:/nonexistent:{}", folder.display()));
+        assert_eq!(find_in(&path), None);
+        std::fs::write(folder.join("defuse"), "").unwrap();
+        assert_eq!(find_in(&path), Some(folder.join("defuse")));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
