@@ -2,6 +2,8 @@
 //!
 //! The libraries are carried by this program, as the library for `defuse run` is. The loader finds them first by LD_LIBRARY_PATH.
 
+mod report;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -9,9 +11,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 
 use defuse_preload_plan::analysis::{ObjectFile, find_library};
 use defuse_preload_plan::trusted_directory::find_trusted_file;
+use defuse_remote::{inherited_mount_point, place_mount_point};
 
 use crate::completions;
 use crate::error::{CommandFailure, Result, warn};
@@ -26,6 +30,9 @@ const CARRIED: [(&str, &[u8]); 2] = [
 /// The variable with the directory of the libraries.
 const VARIABLE: &str = "DEFUSE_LIBFUSE_DIRECTORY";
 
+/// The variable by which the libraries find the socket to serve.
+const CONNECTION: &str = "DEFUSE_FUSE_CONNECTION";
+
 /// Most libraries of a program that are looked at.
 const LIBRARIES_MOST: usize = 1000;
 
@@ -34,17 +41,43 @@ const LIBRARIES_MOST: usize = 1000;
 /// The program is not changed. It mounts as it does with libfuse 2 or 3, and its mount is served by a session of this program.
 #[derive(clap::Args, Clone, Debug)]
 pub struct FuseCommandArgs {
+    /// Let the program serve this socket, which it inherits, in the place of a mount: its descriptor and its inode
+    #[arg(long, hide = true, value_name = "FD:INODE")]
+    pub connection: Option<InheritedSocket>,
+    /// Print the functions of libfuse that the program uses, and do not start it
+    #[arg(long, conflicts_with = "connection")]
+    pub report: bool,
+    /// Print JSON
+    #[arg(long, requires = "report")]
+    pub json: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(add = completions::command())]
     pub command: Vec<OsString>,
 }
 
+/// A socket that a program inherits (`fuse:COMMAND`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InheritedSocket {
+    fd: i32,
+    inode: u64,
+}
+
+impl FromStr for InheritedSocket {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let parts = text.split_once(':');
+        let numbers = parts.and_then(|(fd, inode)| Some((fd.parse().ok()?, inode.parse().ok()?)));
+        numbers.map(|(fd, inode)| InheritedSocket { fd, inode }).ok_or("write FD:INODE")
+    }
+}
+
 /// Starts the program in the place of this process. Returns only an error.
 ///
 /// # Errors
 ///
-/// Fails if the program is not there, or if it cannot use these libraries.
+/// Fails if the program is not there, or if it cannot use these libraries and is to mount.
 pub fn run(args: &FuseCommandArgs) -> Result {
     let (program, words) = args.command.split_first().expect("clap requires one");
     let path = program_path(program).ok_or_else(|| {
@@ -53,15 +86,86 @@ pub fn run(args: &FuseCommandArgs) -> Result {
             program.to_string_lossy()
         ))
     })?;
-    let interpreter = check(&path)?;
-    let directory = directory()?;
-    let mut found = directory.clone().into_os_string();
-    if let Some(earlier) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
-        found.push(":");
-        found.push(earlier);
+    if args.report {
+        return report::print_functions(&path, args.json);
     }
-    if let Some(interpreter) = interpreter
-        && let Some((name, other)) = found_elsewhere(&interpreter, &path, &found, &directory)
+    let mut command = Command::new(&path);
+    command.arg0(program);
+    match args.connection {
+        Some(socket) => connect(&mut command, &path, words, socket)?,
+        None => {
+            let libraries = libraries_for(&path)?;
+            if libraries.needed.is_empty() && libraries.is_program {
+                warn(&format!(
+                    "{} names no libfuse among its libraries: only what it loads later by its name is served",
+                    path.display()
+                ));
+            }
+            command.args(words).env("LD_LIBRARY_PATH", libraries.search);
+        }
+    }
+    let error = command.exec();
+    Err(CommandFailure::Failed(format!("cannot start {}: {error}", path.display())))
+}
+
+/// Lets a program serve `socket`. One that needs libfuse gets a mount point that is a directory, because it may look at it, and our
+/// libraries find the socket by the variable. Any other gets the descriptor as its mount point.
+fn connect(
+    command: &mut Command,
+    path: &Path,
+    words: &[OsString],
+    socket: InheritedSocket,
+) -> Result {
+    let of_descriptor = place_mount_point(words, &inherited_mount_point(socket.fd));
+    let libraries = match libraries_for(path) {
+        Ok(libraries) => libraries,
+        Err(refusal) => {
+            log::info!("{refusal}; it gets the descriptor as its mount point");
+            command.args(of_descriptor);
+            return Ok(());
+        }
+    };
+    let directory = match libraries.needed.is_empty() {
+        true => None,
+        false => library::find_empty_directory(&library::homes()),
+    };
+    let words = match directory {
+        Some(directory) => place_mount_point(words, directory.as_os_str()),
+        None => of_descriptor,
+    };
+    command.args(words).env("LD_LIBRARY_PATH", libraries.search);
+    command.env(CONNECTION, format!("{}:{}", socket.fd, socket.inode));
+    Ok(())
+}
+
+/// The libraries for a program.
+struct LibrariesInFront {
+    /// The path for the loader.
+    search: OsString,
+    /// The libraries of libfuse that the program needs.
+    needed: BTreeSet<String>,
+    /// False for a script.
+    is_program: bool,
+}
+
+/// Returns the libraries for a program.
+///
+/// # Errors
+///
+/// Fails if the program cannot use them.
+fn libraries_for(path: &Path) -> Result<LibrariesInFront> {
+    let usage = check(path)?;
+    let directory = directory()?;
+    let mut search = directory.clone().into_os_string();
+    if let Some(earlier) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
+        search.push(":");
+        search.push(earlier);
+    }
+    let Some((interpreter, needed)) = usage else {
+        return Ok(LibrariesInFront { search, needed: BTreeSet::new(), is_program: false });
+    };
+    if let Some(interpreter) = interpreter.filter(|_| !needed.is_empty())
+        && let Some((name, other)) = found_elsewhere(&interpreter, path, &search, &directory)
     {
         return Err(CommandFailure::Failed(format!(
             "{}: the loader finds its {name} at {other}, by a path of the program (DT_RPATH) that comes before LD_LIBRARY_PATH: \
@@ -69,10 +173,7 @@ pub fn run(args: &FuseCommandArgs) -> Result {
             path.display()
         )));
     }
-    let mut command = Command::new(&path);
-    command.arg0(program).args(words).env("LD_LIBRARY_PATH", found);
-    let error = command.exec();
-    Err(CommandFailure::Failed(format!("cannot start {}: {error}", path.display())))
+    Ok(LibrariesInFront { search, needed, is_program: true })
 }
 
 /// The file of a program: the path itself, or the first one of this name in PATH.
@@ -88,9 +189,11 @@ fn program_path(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(path)).find(executable)
 }
 
-/// Refuses programs that these libraries cannot serve, and warns of those that show no use of libfuse. Returns the interpreter of
-/// a program that needs a library of libfuse.
-fn check(path: &Path) -> Result<Option<PathBuf>> {
+/// The interpreter of a program, and the libraries of libfuse that it needs.
+type LibraryUse = (Option<PathBuf>, BTreeSet<String>);
+
+/// Refuses programs that these libraries cannot serve. Returns `None` for a script, whose interpreter may load libfuse later.
+fn check(path: &Path) -> Result<Option<LibraryUse>> {
     let refused =
         |reason: &str| Err(CommandFailure::Failed(format!("{}: {reason}", path.display())));
     if gains_rights(path) {
@@ -99,7 +202,6 @@ fn check(path: &Path) -> Result<Option<PathBuf>> {
              owner, or as root",
         );
     }
-    // A script: its interpreter may load libfuse later.
     let Ok(file) = ObjectFile::read_outline(path) else { return Ok(None) };
     if file.is_static {
         return refused(
@@ -111,13 +213,7 @@ fn check(path: &Path) -> Result<Option<PathBuf>> {
     if needed.contains("libfuse3.so.4") {
         return refused("needs libfuse3.so.4; this program has libfuse.so.2 and libfuse3.so.3");
     }
-    if needed.is_empty() {
-        warn(&format!(
-            "{} names no libfuse among its libraries: only what it loads later by its name is served",
-            path.display()
-        ));
-    }
-    Ok(interpreter.filter(|_| !needed.is_empty()))
+    Ok(Some((interpreter, needed)))
 }
 
 /// A library of libfuse that the loader of this program finds outside of `directory`, as it lists libraries, ld.so(8).

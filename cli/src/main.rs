@@ -122,6 +122,8 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
     limits::survive_file_sizes();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
+    // The file of this program, also after an update has replaced it.
+    defuse_remote::set_starter("/proc/self/exe".into());
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);

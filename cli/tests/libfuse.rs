@@ -65,6 +65,9 @@ fn said_at_end(place: &TestPlace, child: Child) -> String {
 fn start(place: &TestPlace, words: &[&str], hard: bool) -> Child {
     let mut command = place.command(&[&["fuse", "--"], words].concat());
     command.env("DIRECTORY", place.path("src")).env("WAIT", place.path("destroyed"));
+    if words.contains(&"-s") {
+        command.env("ALONE", "1");
+    }
     if hard {
         command.env("HARD", "1");
     }
@@ -455,6 +458,31 @@ fn interfaces_that_are_not_served_fail_with_their_reason() {
     let said = place.run(&["fuse", "--", program.to_str().unwrap()]);
     assert_eq!((said.code, &said.out[..]), (Some(0), "1 -1 -1 -1\n1 -38 -22\n"));
     assert!(said.err.contains("answered before") && said.err.contains("CUSE"), "{}", said.err);
+}
+
+#[test]
+fn the_report_has_the_functions_of_a_program_and_says_which_are_served() {
+    let place = TestPlace::new();
+    let search = format!("-L{}", libraries(&place).display());
+    let code = "int fuse_version(void); void cuse_lowlevel_new(void); \
+        int main(void) { cuse_lowlevel_new(); return fuse_version(); }";
+    let options = [search.as_str(), "-l:libfuse3.so.3"];
+    let Some(program) = compile(&place, "program", code, &options) else { return };
+    let program = program.to_str().unwrap();
+    let json = place.expect_success(&["fuse", "--report", "--json", "--", program]);
+    let rows: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = |at: usize, key: &str| rows[at][key].clone();
+    assert_eq!((row(0, "function"), row(0, "served")), ("cuse_lowlevel_new".into(), false.into()));
+    assert_eq!((row(1, "function"), row(1, "served")), ("fuse_version".into(), true.into()));
+    assert_eq!((row(1, "library"), row(1, "file")), ("libfuse3.so.3".into(), program.into()));
+    assert_eq!(rows.as_array().unwrap().len(), 2);
+    let table = place.expect_success(&["fuse", "--report", "--", program, "mnt"]);
+    assert!(table.contains("cuse_lowlevel_new  no") && table.lines().count() == 3, "{table}");
+    let script = place.path("script");
+    fs::write(&script, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+    let words = ["fuse", "--report", "--", script.to_str().unwrap()];
+    place.expect_failure(1, &words, "name a program of ELF");
 }
 
 #[test]

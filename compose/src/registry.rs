@@ -80,7 +80,9 @@ impl SourceRegistry {
         })?;
         let mut parts = split(text).into_iter();
         let source = self.parse(OsStr::new(&parts.next().unwrap_or_default()))?;
-        parts.for_each(|option| settings.add(option));
+        let options: Vec<String> = parts.collect();
+        check_commas(&source, &options)?;
+        options.into_iter().for_each(|option| settings.add(option));
         Ok((source, settings))
     }
 
@@ -115,6 +117,25 @@ impl SourceRegistry {
     fn forms(&self) -> String {
         self.kinds().map(|kind| kind.facts().form).collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Refuses options that a source does not have whose text is a command, and shows how its commas are written.
+fn check_commas(source: &ParsedSource, options: &[String]) -> SourceResult {
+    let about = source.kind.facts();
+    let is_known = |option: &String| {
+        let name = option.split('=').next().unwrap_or_default();
+        ["ro", "rw"].contains(&name) || source.kind.options().iter().any(|known| known.name == name)
+    };
+    let Some(unknown) = options.iter().find(|option| !is_known(option)) else { return Ok(()) };
+    if about.rest != SourceRest::Text {
+        return Ok(());
+    }
+    let (name, rest) = (about.name, source.rest.display());
+    let command = [rest.to_string(), options.join("\\,")].join("\\,");
+    Err(SourceOpenError::Usage(format!(
+        "there is no option {unknown} of {name}: if it belongs to the command, write its commas with a backslash, \
+         '{name}:{command}'"
+    )))
 }
 
 /// Checks the text after the colon, and makes a path absolute.
@@ -247,6 +268,19 @@ mod tests {
         assert!(message("memory:,sice=1").contains("known are ro, rw, size"));
         assert!(message("memory:,handles=on").contains("no option handles of memory"));
         assert!(message("memory:,size").contains("write size=BYTES"));
+    }
+
+    #[test]
+    fn the_commas_of_a_command_are_shown_with_their_escape() {
+        let parse =
+            |text: &str| ALL.parse_with_options(OsStr::new(text), SourceSettings::default());
+        let error = parse("fuse:overlay -o lower=a,upper=b,work=c").err().unwrap().to_string();
+        assert!(error.contains("no option upper=b of fuse"), "{error}");
+        let (_, written) = error.split_once('\'').unwrap();
+        assert_eq!(written, "fuse:overlay -o lower=a\\,upper=b\\,work=c'");
+        let (source, settings) = parse(&format!("{},ro", written.trim_end_matches('\''))).unwrap();
+        assert_eq!(source.rest, "overlay -o lower=a,upper=b,work=c");
+        assert!(settings.read_only && settings.options.is_empty());
     }
 
     #[test]

@@ -9,14 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use defuse_fs::FileSystem;
+use defuse_fs::layer::ReadOnlyLayer;
 use defuse_fs::path::PathAdapter;
 use defuse_fuse::abi::{self, InitIn};
 use defuse_fuse::mount::{HelperWatch, MountMethod, RootKind, mount, unmount};
-use defuse_fuse::{IoUring, Session, SessionOptions};
+use defuse_fuse::{CallerWorker, IoUring, Session, SessionOptions};
+use defuse_shared::LaneOffers;
+use defuse_socket::start_trusted;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::abi::{ConnInfoThree, FuseConfig, caps};
 use crate::calls::OperationTable;
+use crate::connection;
 use crate::context::{ProgramPointers, set_program};
 use crate::file_system::{ConnWishes, ProgramFileSystem};
 use crate::logging::error;
@@ -59,6 +63,8 @@ pub struct MountedDevice {
     /// Its number.
     pub fd: RawFd,
     is_mounted: AtomicBool,
+    /// The device is a connection to another process, in the place of a mount.
+    is_connection: bool,
     watch: Mutex<Option<HelperWatch>>,
     choice: MountChoice,
     /// The port that takes the device for the interface of inodes.
@@ -77,10 +83,13 @@ impl MountedDevice {
         Arc::as_ptr(self).cast_mut().cast()
     }
 
-    /// Mounts. Returns an error for the user.
+    /// Mounts, or takes the connection that this process has in the place of a mount. Returns an error for the user.
     pub fn new(mountpoint: &CStr, choice: MountChoice) -> Result<Self, String> {
         let mut choice = choice.settle();
         let path = PathBuf::from(OsStr::from_bytes(mountpoint.to_bytes()));
+        if let Some(connection) = connection::take() {
+            return Ok(Self::on_connection(connection, path, choice));
+        }
         choice.mount.root = RootKind::AsMountPoint;
         let prepared = mount(&path, &choice.mount).map_err(|error| format!("fuse: {error}"))?;
         let fd = prepared.device.as_raw_fd();
@@ -93,6 +102,7 @@ impl MountedDevice {
             device: Mutex::new(Some(prepared.device)),
             fd,
             is_mounted: AtomicBool::new(!is_inherited),
+            is_connection: false,
             watch: Mutex::new(prepared.watch),
             choice,
             port: OnceLock::new(),
@@ -102,6 +112,24 @@ impl MountedDevice {
         })
     }
 
+    /// A connection in the place of a mount.
+    fn on_connection(connection: OwnedFd, mountpoint: PathBuf, choice: MountChoice) -> Self {
+        let fd = connection.as_raw_fd();
+        MountedDevice {
+            mountpoint,
+            device: Mutex::new(Some(connection)),
+            fd,
+            is_mounted: AtomicBool::new(false),
+            is_connection: true,
+            watch: Mutex::new(None),
+            choice,
+            port: OnceLock::new(),
+            session: AtomicPtr::default(),
+            size: WRITE_TWO as usize + 4096,
+            data: AtomicPtr::default(),
+        }
+    }
+
     /// A channel of the program's own, which is no mount of this library.
     pub fn without_mount(port: Arc<LowPort>, size: usize, data: *mut c_void) -> Self {
         MountedDevice {
@@ -109,6 +137,7 @@ impl MountedDevice {
             device: Mutex::new(None),
             fd: port.number(),
             is_mounted: AtomicBool::new(false),
+            is_connection: false,
             watch: Mutex::new(None),
             choice: MountChoice::new(ApiVersion::Two),
             port: OnceLock::from(port),
@@ -137,7 +166,11 @@ impl MountedDevice {
             return Some(Arc::clone(port));
         }
         let device = lock(&self.device).take()?;
-        Some(Arc::clone(self.port.get_or_init(|| LowPort::device(device))))
+        let made = || match self.is_connection {
+            true => LowPort::connection(device),
+            false => LowPort::device(device),
+        };
+        Some(Arc::clone(self.port.get_or_init(made)))
     }
 
     /// The session that has this mount as its channel, or null.
@@ -158,6 +191,11 @@ impl MountedDevice {
     /// True for a mount with `allow_root`.
     pub(crate) fn is_private(&self) -> bool {
         self.choice.allow_root
+    }
+
+    /// True for a connection whose program is to refuse changes (`ro`), as the kernel would.
+    pub(crate) fn refuses_changes(&self) -> bool {
+        self.is_connection && self.choice.mount.ro
     }
 
     /// Unmounts, unless that is done, and closes the device, unless a session has it. The kernel then answers what is under way.
@@ -333,16 +371,21 @@ impl FuseHandle {
             *lock(&mounted.device) = Some(device);
             return self.signal.load(Ordering::SeqCst);
         }
-        let mut refusal = None;
-        let started = Session::start_chosen(device, |init| {
+        let mut refusal: Option<String> = None;
+        let choose = |init: &InitIn| {
             let (fs, options, refused) = self.choose(init, &mounted, threads);
             refusal = refused;
             (fs, options)
-        });
+        };
+        let started = match mounted.is_connection {
+            true => start_trusted(device, Some(&LaneOffers::default()), choose),
+            false => Session::start_chosen(device, choose),
+        };
         let session = match (started, refusal) {
             (Ok(session), None) => session,
             (Ok(session), Some(refusal)) => {
                 error(&refusal);
+                drop(session.caller_worker());
                 session.stopper().stop();
                 let _ = session.wait();
                 return -1;
@@ -352,25 +395,52 @@ impl FuseHandle {
                 return -1;
             }
         };
-        let stopper = session.stopper();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                session.wait_for_end();
-                // Whoever ends the session otherwise has exited before.
-                if !self.has_exited() {
-                    mounted.is_mounted.store(false, Ordering::SeqCst);
-                }
-                self.ring();
-            });
-            self.wait_for_wake();
-            self.has_exited.store(true, Ordering::SeqCst);
-            stopper.stop();
-        });
-        let ended = session.wait();
-        if !ended.clean {
+        let is_clean = match session.caller_worker() {
+            Some(worker) => self.serve_here(&mounted, session, worker),
+            None => self.wait_for(&mounted, session),
+        };
+        if !is_clean {
             log::warn!("an operation of the program has not returned");
         }
         self.signal.load(Ordering::SeqCst)
+    }
+
+    /// Serves the session on the calling thread, where a program of one thread may expect its operations, until it ends. Returns true if
+    /// they have all returned.
+    fn serve_here(&self, mounted: &MountedDevice, session: Session, worker: CallerWorker) -> bool {
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(move || {
+                self.wait_for_wake();
+                self.has_exited.store(true, Ordering::SeqCst);
+                session.stopper().stop();
+                session.wait().clean
+            });
+            worker.run();
+            self.note_end(mounted);
+            ending.join().unwrap_or(false)
+        })
+    }
+
+    /// Waits until the session ends, which its own threads serve. Returns the same as [`serve_here`](Self::serve_here).
+    fn wait_for(&self, mounted: &MountedDevice, session: Session) -> bool {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                session.wait_for_end();
+                self.note_end(mounted);
+            });
+            self.wait_for_wake();
+            self.has_exited.store(true, Ordering::SeqCst);
+            session.stopper().stop();
+        });
+        session.wait().clean
+    }
+
+    /// Notes the end of the session, after which the loop ends: the kernel has unmounted, unless the program has ended it.
+    fn note_end(&self, mounted: &MountedDevice) {
+        if !self.has_exited() {
+            mounted.is_mounted.store(false, Ordering::SeqCst);
+        }
+        self.ring();
     }
 
     /// Waits until the loop ends.
@@ -422,6 +492,7 @@ impl FuseHandle {
                 .ok()
                 .filter(|&at| at > 0),
             writeback: wants(caps::WRITEBACK_CACHE),
+            caller_serves: threads == Some(1),
             io_uring: if threads == Some(1) { IoUring::Off } else { IoUring::Auto },
             passthrough: false,
             default_permissions: choice.default_permissions,
@@ -446,7 +517,11 @@ impl FuseHandle {
         options.disabled |= u64::from(before.want & !conn.want & same);
         let adapter = Arc::new(PathAdapter::new(fs));
         let _ = self.served.set(Arc::clone(&adapter));
-        (adapter, options, refusal)
+        let served: Arc<dyn FileSystem> = match mounted.refuses_changes() {
+            true => Arc::new(ReadOnlyLayer::new(adapter as Arc<dyn FileSystem>)),
+            false => adapter,
+        };
+        (served, options, refusal)
     }
 
     /// The capabilities and sizes that the program can choose from.

@@ -17,6 +17,7 @@ pub mod args;
 pub mod buffers;
 mod calls;
 pub mod cmdline;
+pub mod connection;
 mod context;
 pub mod daemon;
 pub mod exports;

@@ -39,7 +39,8 @@ pub use handler::Handler;
 pub use init::{InitDecision, InitError, NegotiatedInit, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{
-    ResizeError, Session, SessionEnd, SessionStatistics, SessionStopper, StartError, WorkerControl,
+    CallerWorker, ResizeError, Session, SessionEnd, SessionStatistics, SessionStopper, StartError,
+    WorkerControl,
 };
 #[cfg(fuzzing)]
 pub use transport::RequestAnswer;

@@ -70,6 +70,9 @@ pub struct SessionOptions {
     pub writeback: bool,
     /// Use a descriptor of the device for each worker.
     pub clone_fd: bool,
+    /// The first worker runs on the thread that calls [`CallerWorker::run`](crate::CallerWorker::run), which starts after the session.
+    /// Unused over io_uring.
+    pub caller_serves: bool,
     /// The time for which a worker polls for the next request before it sleeps, if recent requests arrived that fast.
     /// While it polls, it yields to other threads that need the processor. Zero disables polling. Unused over
     /// io_uring, where workers run on the processor of their callers.
@@ -143,6 +146,7 @@ impl Default for SessionOptions {
             congestion_threshold: None,
             writeback: false,
             clone_fd: true,
+            caller_serves: false,
             spin: Duration::from_micros(50),
             io_uring: IoUring::Auto,
             statistics: true,

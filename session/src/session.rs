@@ -99,11 +99,36 @@ impl Session {
         device: OwnedFd,
         choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
     ) -> std::result::Result<Session, StartError> {
-        signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
         let line: Arc<dyn RequestSource> = Arc::new(DeviceSource::new(Arc::clone(&device)));
+        Session::begin_chosen(&line, SessionPeer::Kernel(device), choose)
+    }
+
+    /// [`start_chosen`](Session::start_chosen) on `line`, at whose other end is a client in the kernel's place.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`start`](Session::start).
+    pub fn start_chosen_on(
+        line: &Arc<dyn RequestSource>,
+        client: ClientHooks,
+        choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
+    ) -> std::result::Result<Session, StartError> {
+        Session::begin_chosen(line, SessionPeer::Client(client), choose)
+    }
+
+    fn begin_chosen(
+        line: &Arc<dyn RequestSource>,
+        peer: SessionPeer,
+        choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
+    ) -> std::result::Result<Session, StartError> {
+        signal::install().map_err(StartError::Device)?;
+        let device = match &peer {
+            SessionPeer::Kernel(device) => Some(Arc::clone(device)),
+            SessionPeer::Client(_) => None,
+        };
         let (mut choose, mut chosen) = (Some(choose), None);
-        let agreed = handshake(&line, Some(&device), &mut |init| {
+        let agreed = handshake(line, device.as_ref(), &mut |init| {
             if let Some(choose) = choose.take() {
                 chosen = Some(choose(init));
             }
@@ -113,8 +138,10 @@ impl Session {
             chosen.as_ref().map_or_else(Default::default, of)
         })?;
         let (fs, options) = chosen.ok_or(StartError::Device(Errno::EPROTO))?;
-        clock::calibrate();
-        Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, &options)
+        if device.is_some() {
+            clock::calibrate();
+        }
+        Session::begin(line, peer, fs, agreed, &options)
     }
 
     /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve `fs`.
@@ -170,6 +197,7 @@ impl Session {
                 Err(errno) => errno,
             };
             shared.finish();
+            drop(lock(&shared.caller_end).take());
             shared.join(Duration::from_secs(2));
             let Some(mut refused) = plan.take() else { return Err(StartError::Thread(failed)) };
             // Requests wait until the kernel knows that there will be no rings.
@@ -201,6 +229,13 @@ impl Session {
         WorkerControl { view: Arc::clone(&self.shared.view) }
     }
 
+    /// The worker for the calling thread. `None` without [`caller_serves`](SessionOptions::caller_serves), over io_uring, and after the
+    /// first call.
+    pub fn caller_worker(&self) -> Option<CallerWorker> {
+        let end = lock(&self.shared.caller_end).take()?;
+        Some(CallerWorker { shared: Arc::clone(&self.shared), end })
+    }
+
     /// Waits for the end of the connection, and makes nothing durable; [`wait`](Session::wait) does.
     pub fn wait_for_end(&self) {
         self.shared.wait_for_end();
@@ -227,6 +262,23 @@ impl Session {
         let detached = catch_unwind(AssertUnwindSafe(|| fs.detach(*origin)));
         self.shared.view.end();
         SessionEnd { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
+    }
+}
+
+/// The work of a session's first worker, for the thread that has it.
+pub struct CallerWorker {
+    shared: Arc<SessionShared>,
+    end: ThreadEndGuard,
+}
+
+impl CallerWorker {
+    /// Receives and handles requests, and returns when the session ends: the client ends it, or [`Session::wait`] on another thread
+    /// after [`SessionStopper::stop`].
+    pub fn run(self) {
+        serve::run(&self.shared, self.shared.worker_channel());
+        drop(self.end);
+        // There may be other workers by now, and fewer than before.
+        self.shared.wait_for_end();
     }
 }
 
@@ -369,6 +421,9 @@ pub(crate) struct SessionShared {
     emergency: Mutex<Option<PortChannel>>,
     threads: Mutex<Vec<SessionThread>>,
     thread_ends: Arc<ThreadEndCount>,
+    caller_serves: bool,
+    /// The end of the worker on the caller's thread, until that thread takes it.
+    caller_end: Mutex<Option<ThreadEndGuard>>,
     end: Mutex<bool>,
     ended: Condvar,
     view: Arc<SessionView>,
@@ -437,6 +492,8 @@ impl SessionShared {
             emergency: Mutex::default(),
             threads: Mutex::default(),
             thread_ends: Arc::default(),
+            caller_serves: options.caller_serves,
+            caller_end: Mutex::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
             view: Arc::new(SessionView(Mutex::new(ViewState::Running(Weak::new())))),
@@ -452,6 +509,7 @@ impl SessionShared {
         }
         match &self.rings {
             Some(rings) => ring::start(self, rings)?,
+            None if self.caller_serves => self.await_caller(),
             None if self.add_worker() => {}
             None => return Err(Errno::EAGAIN),
         }
@@ -460,6 +518,15 @@ impl SessionShared {
         }
         let watched = Arc::clone(self);
         self.spawn("defuse-watchdog", move || watchdog::run(&watched))
+    }
+
+    /// Counts the worker that runs on the caller's thread, whose end [`join`](Self::join) waits for.
+    fn await_caller(&self) {
+        self.pool.grow();
+        let has_ended = Arc::<AtomicBool>::default();
+        let end = ThreadEndGuard(Arc::clone(&has_ended), Arc::clone(&self.thread_ends));
+        *lock(&self.caller_end) = Some(end);
+        lock(&self.threads).push(SessionThread { handle: None, has_ended });
     }
 
     /// Starts a worker or calls a parked one back. False where there are as many as there may be.
@@ -525,7 +592,7 @@ impl SessionShared {
         let handle = std::thread::Builder::new().name(name.to_string()).spawn(body)?;
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.has_ended());
-        threads.push(SessionThread { handle, has_ended });
+        threads.push(SessionThread { handle: Some(handle), has_ended });
         Ok(())
     }
 
@@ -748,7 +815,7 @@ impl SessionShared {
             let ends = *lock(&self.thread_ends.count);
             let mut threads = lock(&self.threads);
             for thread in threads.extract_if(.., |thread| thread.has_ended()) {
-                let _ = thread.handle.join();
+                let _ = thread.handle.map(JoinHandle::join);
             }
             if threads.is_empty() {
                 return self.watchdog_waker.is_left_alone(deadline);
@@ -768,7 +835,8 @@ impl SessionShared {
 
 /// A thread of the session.
 struct SessionThread {
-    handle: JoinHandle<()>,
+    /// `None` for the caller's thread.
+    handle: Option<JoinHandle<()>>,
     has_ended: Arc<AtomicBool>,
 }
 

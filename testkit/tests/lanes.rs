@@ -21,8 +21,12 @@ use defuse_testkit::model::{MissingPolicy, check};
 use served::{TestServer, context, create, name, read, write};
 use tempfile::TempDir;
 
-const SHARED: RemoteOptions =
-    RemoteOptions { timeout: None, descriptors_from: 0, lanes: LaneUse::Required };
+const SHARED: RemoteOptions = RemoteOptions {
+    timeout: None,
+    descriptors_from: 0,
+    lanes: LaneUse::Required,
+    appends_at_size: false,
+};
 
 /// A server of files in memory, with shared memory.
 fn memory(limits: LaneLimits) -> TestServer {

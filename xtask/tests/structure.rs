@@ -82,6 +82,7 @@ const UNSAFE_FILES: &[&str] = &[
     "libfuse/src/buffers.rs",
     "libfuse/src/calls.rs",
     "libfuse/src/cmdline.rs",
+    "libfuse/src/connection.rs",
     "libfuse/src/context.rs",
     "libfuse/src/daemon.rs",
     "libfuse/src/handle.rs",

@@ -2,12 +2,14 @@
 
 use std::cell::Cell;
 
-use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
+use defuse_fs::{
+    Context, Errno, File, LockOwner, OpenFlags, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
+};
 
 use defuse_ring::ClientLane;
 
-use super::RemoteShared;
 use super::lanes::LaneGuard;
+use super::{RemoteShared, lock};
 use crate::reply_log::log_decode_error;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
@@ -100,6 +102,14 @@ impl RemoteShared {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
+        // The kernel writes pages of its cache at their places.
+        let is_append =
+            self.options.appends_at_size && args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+        let _appending = is_append.then(|| lock(&self.appends));
+        let args = match is_append {
+            true => WriteArgs { offset: self.getattr(cx, file.ino, Some(file.fh))?.size, ..args },
+            false => args,
+        };
         // Taken out of the thread-local, because a listener of notifications may write meanwhile.
         // An ending thread no longer has one.
         let mut piece = PIECE.try_with(Cell::take).unwrap_or_default();

@@ -81,7 +81,7 @@ pub static PROGRAM: SourceDescription<RemoteOptions> = SourceDescription {
         files: FileAccess::Any,
     },
     options: &[],
-    defaults: |_| RemoteOptions::default(),
+    defaults: |_| RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() },
     open: open_program,
     images: None,
 };

@@ -63,7 +63,9 @@ use init::ServerAgreement;
 pub use kind::{PROGRAM, SHARED, SOCKET};
 pub use lanes::ClientLaneCounts;
 use notifications::NoticeQueue;
-pub use program::{FuseProgram, ProgramError};
+pub use program::{
+    FuseProgram, ProgramError, inherited_mount_point, place_mount_point, set_starter,
+};
 pub use reconnect::{MovingClient, ReconnectingClient};
 
 /// The reason why a client could not be created.
@@ -149,6 +151,9 @@ pub struct RemoteOptions {
     pub descriptors_from: u16,
     /// The use of shared memory for requests.
     pub lanes: LaneUse,
+    /// A write with `O_APPEND` is sent with the size of the file as its offset, as the kernel does, one at a time. For programs that
+    /// write at the offset: servers of this project find the end by themselves.
+    pub appends_at_size: bool,
 }
 
 impl RemoteOptions {
@@ -204,6 +209,8 @@ struct RemoteShared {
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
     listening: AtomicBool,
+    /// Held during a write with `O_APPEND` whose offset is the size.
+    appends: Mutex<()>,
     options: RemoteOptions,
     path: Option<PathBuf>,
     names: ConnectionNumbers,
@@ -254,6 +261,7 @@ impl RemoteClient {
         options: RemoteOptions,
     ) -> std::result::Result<RemoteClient, ProgramError> {
         let socket = program.take_socket();
+        let options = RemoteOptions { appends_at_size: true, ..options };
         match RemoteClient::start(socket, options) {
             Ok(client) => {
                 *lock(&client.shared.program) = Some(program);
@@ -470,6 +478,7 @@ impl RemoteClient {
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
+            appends: Mutex::default(),
             options,
             path: path.map(Path::to_path_buf),
             names,

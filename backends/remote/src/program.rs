@@ -1,12 +1,15 @@
 //! Unmodified FUSE programs, started with one end of a socket in place of an open /dev/fuse.
 //!
-//! libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a descriptor of an existing
-//! mount, mount.fuse3(8), and speak the protocol on it without checking its type.
+//! The program `defuse` starts them: with its libraries in the place of libfuse, which serve the socket (`defuse fuse`), or where
+//! that is not possible with the socket as mount point. libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a
+//! descriptor of an existing mount, mount.fuse3(8), and speak the protocol on it without checking its type.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use defuse_fs::Errno;
@@ -21,6 +24,26 @@ use crate::sys::errno;
 const PLACE: &str = "{}";
 /// The time for a program to end by itself, and then by a signal.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The program `defuse`, which starts FUSE programs.
+static STARTER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Sets the file of the program `defuse`, which starts FUSE programs with its libraries. Without one, it is searched in PATH; if it is
+/// not there, programs get `/dev/fd/N` as their mount point. The first call counts.
+pub fn set_starter(defuse: PathBuf) {
+    let _ = STARTER.set(defuse);
+}
+
+fn find_starter() -> Option<PathBuf> {
+    STARTER.get().cloned().or_else(|| find_in(&std::env::var_os("PATH")?))
+}
+
+/// The program `defuse` in these folders, as in `PATH`. The working directory is not searched.
+fn find_in(folders: &OsStr) -> Option<PathBuf> {
+    std::env::split_paths(folders)
+        .map(|folder| folder.join("defuse"))
+        .find(|path| path.is_absolute() && path.is_file())
+}
 
 /// The reason why a program does not serve a file system.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +69,7 @@ pub enum ProgramError {
     },
     /// The program ended before it served.
     #[error(
-        "{program} has ended ({status}) before it served a file system: see its output; it must accept /dev/fd/N as a mount point, like libfuse 3"
+        "{program} has ended ({status}) before it served a file system: see its output; a program without libfuse must accept /dev/fd/N as a mount point"
     )]
     Ended {
         /// The program.
@@ -76,15 +99,35 @@ impl FuseProgram {
     /// Starts the program `words[0]` with its arguments. The word `{}` becomes the mount point;
     /// without one, `-f` (stay in the foreground) and the mount point are appended.
     pub fn start(words: &[OsString]) -> Result<FuseProgram, ProgramError> {
+        FuseProgram::start_through(find_starter().as_deref(), words)
+    }
+
+    /// [`start`](Self::start), through the program `defuse` if there is one.
+    fn start_through(
+        starter: Option<&Path>,
+        words: &[OsString],
+    ) -> Result<FuseProgram, ProgramError> {
         let (program, args) = words.split_first().ok_or(ProgramError::Empty)?;
         let name = program.to_string_lossy().into_owned();
         let flags = SocketFlags::CLOEXEC;
         let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let failed = |error| ProgramError::Socket { program: name.clone(), errno: errno(error) };
         let (ours, theirs) = pair.map_err(failed)?;
-        let mountpoint = OsString::from(format!("/dev/fd/{}", theirs.as_raw_fd()));
-        let mut command = Command::new(program);
-        command.args(arguments(args, &mountpoint)).stdin(Stdio::null());
+        let mut command = match starter {
+            Some(starter) => {
+                let inode = rustix::fs::fstat(&theirs).map_err(failed)?.st_ino;
+                let connection = format!("--connection={}:{inode}", theirs.as_raw_fd());
+                let mut command = Command::new(starter);
+                command.args(["fuse", &connection, "--"]).args(words);
+                command
+            }
+            None => {
+                let mut command = Command::new(program);
+                command.args(place_mount_point(args, &inherited_mount_point(theirs.as_raw_fd())));
+                command
+            }
+        };
+        command.stdin(Stdio::null());
         // The standard output is not for the program: another process may read it.
         let said = std::io::stderr().as_fd().try_clone_to_owned();
         command.stdout(said.map_or_else(|_| Stdio::null(), Stdio::from));
@@ -158,7 +201,13 @@ impl Drop for FuseProgram {
     }
 }
 
-fn arguments(args: &[OsString], mountpoint: &OsStr) -> Vec<OsString> {
+/// The mount point by which libfuse 3 and go-fuse know an open device.
+pub fn inherited_mount_point(fd: RawFd) -> OsString {
+    OsString::from(format!("/dev/fd/{fd}"))
+}
+
+/// The arguments of a program with its mount point: in the place of each `{}`, or at their end, after `-f`.
+pub fn place_mount_point(args: &[OsString], mountpoint: &OsStr) -> Vec<OsString> {
     if args.iter().any(|arg| arg == PLACE) {
         let place = |arg: &OsString| {
             if arg == PLACE { mountpoint.to_os_string() } else { arg.clone() }
@@ -179,17 +228,46 @@ mod tests {
 
     #[test]
     fn the_mount_point_replaces_the_placeholder_or_is_appended() {
-        let of = |text| arguments(&words(text), OsStr::new("/dev/fd/9"));
+        let of = |text| place_mount_point(&words(text), OsStr::new("/dev/fd/9"));
         assert_eq!(of("host:/dir -o x"), words("host:/dir -o x -f /dev/fd/9"));
         assert_eq!(of("-fg cipher {}"), words("-fg cipher /dev/fd/9"));
+    }
+
+    /// The descriptor and the inode are those of the socket that the program inherits.
+    #[test]
+    fn the_program_defuse_gets_the_socket_with_its_inode_and_the_whole_command() {
+        let script = "test \"$1\" = fuse && test \"$3 $4 $5 $6\" = '-- program {} x' && \
+            fd=${2#--connection=} && test \"$(stat -Lc %i /dev/fd/${fd%:*})\" = ${fd#*:} && exit 7";
+        let path = std::env::temp_dir().join(format!("defuse-starter-{}", std::process::id()));
+        // Not written by this process: a child that another test starts meanwhile would have it open for writing (ETXTBSY).
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let mut shell = Command::new("sh");
+        assert!(shell.args(["-c", write]).arg(&path).arg(script).status().unwrap().success());
+        let program = FuseProgram::start_through(Some(&path), &words("program {} x"));
+        let mut program = program.unwrap();
+        let status = program.wait(PATIENCE);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(status.unwrap().code(), Some(7));
+    }
+
+    #[test]
+    fn the_program_defuse_is_searched_in_absolute_folders() {
+        let folder = std::env::temp_dir().join(format!("defuse-folder-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = OsString::from(format!(":.:/nonexistent:{}", folder.display()));
+        assert_eq!(find_in(&path), None);
+        std::fs::write(folder.join("defuse"), "").unwrap();
+        assert_eq!(find_in(&path), Some(folder.join("defuse")));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_missing_program_and_one_that_does_not_serve_are_named() {
         assert!(matches!(FuseProgram::start(&[]), Err(ProgramError::Empty)));
-        let missing = FuseProgram::start(&words("/nonexistent/program")).unwrap_err().to_string();
+        let start = |text| FuseProgram::start_through(None, &words(text));
+        let missing = start("/nonexistent/program").unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));
-        let program = FuseProgram::start(&words("/bin/false")).unwrap();
+        let program = start("/bin/false").unwrap();
         let error =
             super::super::RemoteClient::start_program(program, Default::default()).err().unwrap();
         assert!(matches!(&error, ProgramError::Ended { .. }), "{error}");

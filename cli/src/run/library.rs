@@ -138,6 +138,16 @@ pub fn homes() -> Vec<PathBuf> {
     homes
 }
 
+/// An empty directory in the first of these places that can have one: the mount point of programs that serve no mount.
+pub fn find_empty_directory(homes: &[PathBuf]) -> Option<PathBuf> {
+    let find_in = |home: &PathBuf| {
+        let base = create_settled(home.parent().unwrap_or(home))?;
+        let home = find_private_directory(&base.join(home.file_name().unwrap_or_default()))?;
+        find_private_directory(&home.join("mount-point"))
+    };
+    homes.iter().find_map(|home| find_in(home).ok())
+}
+
 /// Libraries by their names, with their contents.
 pub type CarriedLibraries<'a> = [(&'a str, &'a [u8])];
 

@@ -1,7 +1,7 @@
 /* A directory as a file system, for libfuse 3, or with -DTWO for libfuse 2. The declarations are written from the ABI.
  *
  * The environment chooses: DIRECTORY, the directory; WAIT, a file that the program creates when `destroy` was called; HARD, to
- * remove open files at once. */
+ * remove open files at once; ALONE, to fail on other threads than the first one. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +15,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 #include <utime.h>
@@ -118,6 +119,8 @@ static int give(const char *at)
 
 static int d_getattr(const char *path, struct stat *attr INFO)
 {
+	if (getenv("ALONE") && syscall(SYS_gettid) != getpid())
+		return -EXDEV;
 #ifndef TWO
 	if (info && info->fh)
 		DONE(fstat(info->fh, attr));

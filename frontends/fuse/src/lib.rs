@@ -7,7 +7,7 @@
 pub mod mount;
 
 pub use defuse_session::{
-    GroupSource, InitDecision, InitError, IoUring, NegotiatedInit, ProcessGroups, ResizeError,
-    Session, SessionEnd, SessionOptions, SessionStatistics, SessionStopper, SpliceLimits,
-    StartError, ThreadPolicy, WorkerControl, abi, negotiate, process,
+    CallerWorker, GroupSource, InitDecision, InitError, IoUring, NegotiatedInit, ProcessGroups,
+    ResizeError, Session, SessionEnd, SessionOptions, SessionStatistics, SessionStopper,
+    SpliceLimits, StartError, ThreadPolicy, WorkerControl, abi, negotiate, process,
 };

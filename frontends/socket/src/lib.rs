@@ -4,7 +4,8 @@
 //! system, so that one client reads data that another one writes. A client speaks FUSE in messages of a
 //! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
-//! [`serve_one`] serves one trusted process at the other end of a connected socket.
+//! [`serve_one`] serves one trusted process at the other end of a connected socket, and [`start_trusted`] one that takes the place
+//! of the kernel.
 //!
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.
@@ -32,4 +33,4 @@ pub use defuse_session::ShareLimits;
 pub use fuzzed::peers as fuzz_peers;
 pub use other_protocols::{OtherProtocol, PeerProcess};
 pub use server::{AdmissionPolicy, ServeError, ServerOptions, SocketServer};
-pub use single::serve_one;
+pub use single::{serve_one, start_trusted};

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 use defuse_fs::{Errno, FileSystem, Result};
-use defuse_session::{ClientHooks, RequestSource, Session, SessionEnd};
+use defuse_session::abi::InitIn;
+use defuse_session::{
+    ClientHooks, RequestSource, Session, SessionEnd, SessionOptions, StartError, TransportUpgrade,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::messages::{self, MessageSource};
@@ -73,6 +76,33 @@ pub fn serve_one(
     let SessionEnd { durable, .. } = session.wait();
     peer.connection.close();
     durable
+}
+
+/// Answers INIT on `socket`, a connected `SOCK_SEQPACKET` socket, and starts to serve the file system that `choose` returns for
+/// it, with the options that it returns as far as there is no device. The one process at the other end is trusted as the kernel is:
+/// it checks the rights of users, and nothing is released for it at its end. With `lanes`, requests may come through shared memory,
+/// too.
+///
+/// # Errors
+///
+/// The errors of [`Session::start`].
+pub fn start_trusted(
+    socket: OwnedFd,
+    lanes: Option<&dyn TransportUpgrade>,
+    choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
+) -> std::result::Result<Session, StartError> {
+    let mut source: Arc<dyn RequestSource> = Arc::new(MessageSource::new(Arc::new(socket), None));
+    if let Some(lanes) = lanes {
+        source = lanes.upgrade(0, source).map_err(StartError::Device)?;
+    }
+    let client = ClientHooks { tells_groups: true, ..ClientHooks::default() };
+    Session::start_chosen_on(&source, client, |init| {
+        let (fs, chosen) = choose(init);
+        let SessionOptions { forward_locks, atomic_o_trunc, answers_parents, .. } = chosen;
+        let limited = messages::options(&chosen, lanes.is_some());
+        let options = SessionOptions { forward_locks, atomic_o_trunc, answers_parents, ..limited };
+        (fs, options)
+    })
 }
 
 /// Waits for the first message.

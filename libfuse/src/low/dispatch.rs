@@ -55,6 +55,9 @@ pub(crate) fn process(session: &Arc<LowSession>, message: &[u8], port: &Arc<LowP
     if session.refuses(request.uid) && !is_of_open_file(request.opcode) {
         return refused(libc::EACCES);
     }
+    if session.is_read_only() && is_change(&request) {
+        return refused(libc::EROFS);
+    }
     match &request.body {
         RequestBody::Interrupt(args) => session.interrupt(args.unique),
         RequestBody::Destroy => {
@@ -91,6 +94,35 @@ fn is_of_open_file(opcode: Opcode) -> bool {
             | Interrupt
             | NotifyReply
             | Destroy
+    )
+}
+
+/// True for requests that the kernel does not make on a read-only mount.
+fn is_change(request: &DecodedRequest<'_>) -> bool {
+    use Opcode::*;
+    if let RequestBody::Open(args) = &request.body {
+        let flags = args.flags as c_int;
+        return flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+    }
+    matches!(
+        request.opcode,
+        Setattr
+            | Symlink
+            | Mknod
+            | Mkdir
+            | Unlink
+            | Rmdir
+            | Rename
+            | Rename2
+            | Link
+            | Write
+            | Setxattr
+            | Removexattr
+            | Create
+            | Tmpfile
+            | Fallocate
+            | CopyFileRange
+            | CopyFileRange64
     )
 }
 

@@ -25,6 +25,8 @@ pub struct LowPort {
 enum PortWay {
     /// System calls.
     Device,
+    /// A socket to a process in the place of the kernel.
+    Connection,
     /// Functions of `fuse_session_custom_io`, with the data of the program.
     Custom(CustomIo, *mut c_void),
     /// Functions of `fuse_chan_new`, with the channel.
@@ -51,6 +53,13 @@ impl LowPort {
             way: PortWay::Device,
             clones: Mutex::default(),
         })
+    }
+
+    /// A port to the process at the other end of a socket, in messages.
+    pub fn connection(fd: OwnedFd) -> Arc<LowPort> {
+        let number = fd.as_raw_fd();
+        let (way, clones) = (PortWay::Connection, Mutex::default());
+        Arc::new(LowPort { owned: Some(fd), number, way, clones })
     }
 
     /// A port through functions of the program, which gives the descriptor away.
@@ -99,6 +108,11 @@ impl LowPort {
         let got = unsafe {
             match &self.way {
                 PortWay::Device => libc::read(self.number, to.cast(), len),
+                PortWay::Connection => match libc::recv(self.number, to.cast(), len, 0) {
+                    // The other end has not read everything.
+                    -1 if last_error() == libc::ECONNRESET => return Ok(0),
+                    got => got,
+                },
                 PortWay::Custom(io, data) => match io.read {
                     Some(read) => read(self.number, to.cast(), len, *data),
                     None => return Err(libc::ENOSYS),
@@ -124,6 +138,12 @@ impl LowPort {
         let sent = unsafe {
             match &self.way {
                 PortWay::Device => libc::writev(self.number, list, count as c_int),
+                PortWay::Connection => {
+                    let mut message: libc::msghdr = std::mem::zeroed();
+                    (message.msg_iov, message.msg_iovlen) = (list.cast_mut(), count);
+                    // The end of the other process is an error and no signal.
+                    libc::sendmsg(self.number, &message, libc::MSG_NOSIGNAL)
+                }
                 PortWay::Custom(io, data) => match io.writev {
                     Some(writev) => writev(self.number, list, count as c_int, *data),
                     None => return Err(libc::ENOSYS),
@@ -192,6 +212,20 @@ impl LowPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_has_whole_messages_and_its_end_is_no_signal() {
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let port = LowPort::connection(other.into());
+        assert_eq!(port.send(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]), Ok(()));
+        let mut room = [0; 8];
+        assert_eq!(one.recv(&mut room).unwrap(), 3);
+        one.send(b"four").unwrap();
+        assert_eq!(port.receive(&mut room), Ok(4));
+        assert!(port.clone_device().is_none());
+        drop(one);
+        assert!(port.send(&[IoSlice::new(b"late")]).is_err());
+    }
 
     #[test]
     fn a_closed_port_keeps_its_number_and_reaches_nothing() {

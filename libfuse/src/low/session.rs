@@ -43,6 +43,8 @@ pub struct LowSession {
     choice: Mutex<MountChoice>,
     /// Users but root and the mounting one have no access, by `allow_root`.
     is_private: AtomicBool,
+    /// Changes are refused, where no kernel does it.
+    is_read_only: AtomicBool,
     pub(crate) conn_options: ConnOptions,
     mounted: Mutex<Option<Arc<MountedDevice>>>,
     port: Mutex<Option<Arc<LowPort>>>,
@@ -138,6 +140,7 @@ impl LowSession {
             data,
             is_private: AtomicBool::new(choice.allow_root),
             choice: Mutex::new(choice),
+            is_read_only: AtomicBool::new(false),
             conn_options,
             mounted: Mutex::new(None),
             port: Mutex::new(None),
@@ -168,6 +171,7 @@ impl LowSession {
     /// Serves this mount.
     pub fn adopt(&self, mounted: Arc<MountedDevice>) {
         self.is_private.fetch_or(mounted.is_private(), Ordering::SeqCst);
+        self.is_read_only.store(mounted.refuses_changes(), Ordering::SeqCst);
         *lock(&self.port) = mounted.port();
         *lock(&self.mounted) = Some(mounted);
     }
@@ -219,6 +223,11 @@ impl LowSession {
         uid != 0
             && self.is_private.load(Ordering::Relaxed)
             && uid != rustix::process::getuid().as_raw()
+    }
+
+    /// True if changes are refused.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only.load(Ordering::Relaxed)
     }
 
     /// Bytes of one read, by the option.
