@@ -88,7 +88,8 @@ mod tests {
         assert_eq!((&lines[0]["version"], &lines[0]["width"]), (&json!(2), &json!(132)));
         let events: Vec<&str> = lines[1..].iter().map(|event| event[2].as_str().unwrap()).collect();
         assert_eq!(events.len(), 2, "{text}");
-        assert!(events[0].contains("first line") && !events[1].contains("first"), "{text}");
+        assert!(events[0].contains("first") && events[0].contains("line"), "{text}");
+        assert!(events[1].contains("word") && !events[1].contains("first"), "{text}");
         assert!(lines[1][0].as_f64() <= lines[2][0].as_f64(), "{text}");
     }
 }
