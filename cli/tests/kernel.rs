@@ -478,6 +478,22 @@ fn top_prints_every_connection_for_scripts() {
 const LEAVES: &str = "\u{1b}[?1049l";
 
 #[test]
+fn top_is_recorded_without_a_terminal() {
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    let arguments = ["top", "--cast", "top.cast", "--every", "0.2", "--for", "1"];
+    place.expect_success(&arguments);
+    let recorded = std::fs::read_to_string(place.path("top.cast")).unwrap();
+    let mut lines = recorded.lines();
+    assert!(lines.next().unwrap().contains("\"version\":2"), "{recorded}");
+    let screen: String = lines.collect();
+    // Words are drawn one by one.
+    assert!(screen.contains("connections:") && screen.contains("/mnt"), "{recorded}");
+    place.expect_failure(1, &arguments, "File exists");
+    place.expect_success(&["umount", "mnt"]);
+}
+
+#[test]
 fn top_draws_reacts_to_keys_and_restores_the_terminal() {
     let Some(place) = TestPlace::new_to_mount() else { return };
     place.expect_success(&["mount", "memory:", "mnt"]);

@@ -65,6 +65,46 @@ fn a_directory_is_served_in_every_profile() {
     }
 }
 
+/// The kernel, and with it the daemon, remembered each file of a large tree until the machine ran out of memory.
+#[test]
+fn the_kernel_forgets_unused_files_beyond_the_bound_and_keeps_those_in_use() {
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    let mount = ["mount", "memory:", "mnt", "-o", "max_inodes=100"];
+    place.expect_success(&["mount", "memory:", "mnt"]);
+    let agreed = place.expect_success(&["stat", "mnt", "--negotiated"]);
+    place.expect_success(&["umount", "mnt"]);
+    if !agreed.contains("protocol 7.45") {
+        place.expect_failure(1, &mount, "max_inodes needs Linux 6.18");
+        return println!("not here: this kernel has no NOTIFY_PRUNE (Linux 6.18)");
+    }
+    place.expect_success(&mount);
+    let known = || {
+        let json = place.expect_success(&["stat", "mnt", "--json"]);
+        let snapshot: defuse_probe::StatsSnapshot = serde_json::from_str(&json).unwrap();
+        assert_eq!(snapshot.gauges["inodes_most"], 100);
+        snapshot.gauges["inodes_known"]
+    };
+    fs::write(place.path("mnt/used"), "used").unwrap();
+    let used = fs::File::open(place.path("mnt/used")).unwrap();
+    for number in 0..40 {
+        let dir = place.path(&format!("mnt/{number}"));
+        fs::create_dir(&dir).unwrap();
+        (0..40).for_each(|file| fs::write(dir.join(file.to_string()), "text").unwrap());
+    }
+    eventually("the kernel forgets", || known() <= 100);
+    let count = |dir: PathBuf| {
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap()).count()
+    };
+    assert_eq!(
+        (0..40).map(|number| count(place.path(&format!("mnt/{number}")))).sum::<usize>(),
+        1600
+    );
+    eventually("the kernel forgets what a listing has shown", || known() <= 100);
+    assert_eq!(fs::read(place.path("mnt/39/39")).unwrap(), b"text");
+    assert_eq!(std::io::read_to_string(used).unwrap(), "used");
+    place.expect_success(&["umount", "mnt"]);
+}
+
 #[test]
 fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
     let Some(place) = TestPlace::new_to_mount() else { return };

@@ -263,6 +263,8 @@ fn list_requested(caps: &Caps, options: &SessionOptions) -> Vec<FlagRow> {
             _ => "one system call a request",
         }),
         ("REQUEST_TIMEOUT", FUSE_REQUEST_TIMEOUT, options.request_timeout.is_some(), "by option"),
+        ("HAS_IO_URING_BUFPOOL", FUSE_HAS_IO_URING_BUFPOOL, false,
+            "each ring entry has a buffer of its own, so that pools and zero copy of Linux 7.3 have no use"),
     ]
 }
 
@@ -288,14 +290,14 @@ mod tests {
             assert_eq!(all & d.bit, 0, "{} twice", d.name);
             all | d.bit
         });
-        assert_eq!(all, ((1 << 43) - 1) & !FUSE_INIT_RESERVED);
+        assert_eq!(all, ((1 << 44) - 1) & !FUSE_INIT_RESERVED);
         assert!(decisions.iter().all(|d| !d.reason.is_empty()));
     }
 
     #[test]
     fn nothing_is_answered_that_was_not_offered() {
         let caps = Caps { posix_acl: true, kill_suidgid: true, exclusive: true, ..Caps::default() };
-        for bit in 0..43 {
+        for bit in 0..44 {
             let offered = 1 << bit;
             let (out, _) =
                 negotiate(&kernel(45, offered), &caps, &SessionOptions::default()).unwrap();

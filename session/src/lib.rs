@@ -18,6 +18,7 @@ mod groups;
 #[cfg(fuzzing)]
 mod handler;
 mod init;
+mod inode_bound;
 mod notify;
 mod options;
 pub mod process;

@@ -106,6 +106,8 @@ pub struct SessionOptions {
     /// The kernel aborts the session when a request waits longer than this for an answer
     /// (needs 7.43; whole seconds).
     pub request_timeout: Option<Duration>,
+    /// The kernel is requested to forget unused inodes beyond this number (needs 7.45). Unused for clients of a socket.
+    pub max_inodes: Option<usize>,
     /// The file that shows memory pressure, in the format of `/proc/pressure/memory`, such as the `memory.pressure`
     /// of a control group. Caches are released while some task waits for memory for 10 % of the time.
     pub memory_pressure: PathBuf,
@@ -161,6 +163,7 @@ impl Default for SessionOptions {
             entry_timeout: None,
             negative_timeout: None,
             request_timeout: None,
+            max_inodes: None,
             memory_pressure: "/proc/pressure/memory".into(),
             groups: None,
             signals: true,

@@ -16,6 +16,7 @@ use zerocopy::IntoBytes;
 use crate::SpliceLimits;
 use crate::dispatch::{ClientHooks, Dispatcher, SessionPeer};
 use crate::init::{InitError, MAX_IO, NegotiatedInit, WORKERS_MOST, negotiate};
+use crate::inode_bound::PRUNE_MINOR;
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use crate::transport::dev::{ChannelLimits, DeviceSource, PortChannel};
@@ -62,6 +63,11 @@ pub enum StartError {
     /// Rings were required.
     #[error("io_uring cannot be used: {0}; or mount without the option io_uring")]
     Rings(&'static str),
+    /// A bound on the kernel's inodes was required.
+    #[error(
+        "max_inodes needs Linux 6.18, whose protocol is 7.{PRUNE_MINOR}; this kernel has 7.{0}: mount without it"
+    )]
+    NoBound(u32),
     /// No thread could be started.
     #[error("no worker thread could be started: {0}; raise the limit of processes")]
     Thread(Errno),
@@ -784,6 +790,10 @@ impl SessionShared {
             ("workers_retired", counts.retired),
             ("requests_held_back", held_back as u64),
         ];
+        if let Some((known, most)) = self.dispatcher.inodes.as_ref().map(|bound| bound.figures()) {
+            let gauges = [("inodes_known", known), ("inodes_most", most)];
+            snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value as u64)));
+        }
         snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
         snapshot.with_figures(&*self.dispatcher.fs)
     }
@@ -923,6 +933,10 @@ fn handshake(
                     let _ = reply.send_errno(Errno::EPROTO.raw());
                     return Err(StartError::Rings(reason));
                 }
+                if device.is_some() && !can_bound_inodes(negotiated.minor, &options) {
+                    let _ = reply.send_errno(Errno::EPROTO.raw());
+                    return Err(StartError::NoBound(negotiated.minor));
+                }
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
                 return Ok(HandshakeOutcome { negotiated, port, plan });
             }
@@ -941,6 +955,11 @@ fn handshake(
             }
         }
     }
+}
+
+/// True unless the options have a bound on the kernel's inodes, and the kernel cannot be requested to forget some.
+fn can_bound_inodes(minor: u32, options: &SessionOptions) -> bool {
+    options.max_inodes.is_none() || minor >= PRUNE_MINOR
 }
 
 fn init_of(message: &RequestMessage<'_>) -> std::result::Result<InitIn, StartError> {

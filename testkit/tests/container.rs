@@ -184,50 +184,16 @@ fn a_limit_of_processes_is_named() {
     }
 }
 
-/// Programs of people who have no FUSE, each with a line that prints one word at its end. docs/containers.md lists them.
-const PROGRAMS: &[(&str, &str)] = &[
-    (
-        "git",
-        "git init -q /x/r && cd /x/r && echo a > f && git add f && git -c user.name=n -c user.email=e commit -qm m && git status -s && git fsck --no-progress && echo done",
-    ),
-    (
-        "python3",
-        "python3 -c 'import os,sqlite3,shutil; os.makedirs(\"/x/a/b\"); open(\"/x/a/f\",\"w\").write(\"t\"*100000); shutil.copytree(\"/x/a\",\"/x/c\"); print(len(os.listdir(\"/x/c\"))==2 and \"done\")'",
-    ),
-    (
-        "sqlite3",
-        "sqlite3 /x/db 'pragma journal_mode=wal; create table t(a); insert into t values(1),(2); select sum(a)=3 from t' > out && tail -n 1 out | sed s/1/done/",
-    ),
-    (
-        "tar",
-        "mkdir -p /x/d/e /x/to && seq 20000 > /x/d/a && cp /bin/sh /x/d/e/b && tar -C /x -cf /x/t.tar d && tar -C /x/to -xf /x/t.tar && diff -r /x/d /x/to/d && echo done",
-    ),
-    (
-        "rsync",
-        "mkdir -p /x/d/e && seq 20000 > /x/d/a && cp /bin/sh /x/d/e/b && rsync -a /x/d/ /x/to && test -z \"$(rsync -ac --itemize-changes /x/d/ /x/to)\" && echo done",
-    ),
-    (
-        "make",
-        "cd /x && printf 'all: b\\n\\techo done\\nb: a\\n\\tcp a b\\n' > Makefile && echo 1 > a && make -s",
-    ),
-    (
-        "cc",
-        "cd /x && printf '#include <stdio.h>\\nint main(void){return puts(\"done\")<0;}' > a.c && cc -pipe a.c -o a && ./a",
-    ),
-    (
-        "perl",
-        "perl -e 'open F,\">\",\"/x/f\"; print F \"done\"; close F; rename \"/x/f\",\"/x/g\"; open F,\"/x/g\"; print <F>,\"\\n\"'",
-    ),
-    (
-        "find",
-        "mkdir -p /x/a/b/c && touch /x/a/b/c/f && find /x -name f -exec grep -c . {} + ; find /x -type d | wc -l | sed s/4/done/",
-    ),
-    ("vim", "echo one > /x/f && vim -es -u NONE -c '%s/one/done/' -c wq /x/f; cat /x/f"),
-];
+/// Programs of people who have no FUSE, each with a line. The test of the image for containers has the same ones.
+fn programs() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = include_str!("../src/container/programs.txt").lines();
+    lines.filter_map(|line| line.split_once('\t'))
+}
 
 #[test]
 fn programs_of_people_without_fuse_work_in_containers() {
-    for (name, line) in PROGRAMS {
+    assert_eq!(programs().count(), 10);
+    for (name, line) in programs() {
         if !Path::new("/usr/bin").join(name).exists() {
             println!("skipped: {name} in a container: it is not installed");
             continue;

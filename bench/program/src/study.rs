@@ -31,9 +31,9 @@ pub struct StudyArgs {
     /// A further configuration, by options of a mount or by any command that mounts {source} on {mountpoint}
     #[arg(long, value_name = "NAME=COMMAND")]
     config: Vec<String>,
-    /// Number of measurements of each cell
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    runs: u32,
+    /// Number of measurements of each cell [default: 1; 3 for rows that vary from run to run, 37 and 38]
+    #[arg(long, value_name = "N")]
+    runs: Option<u32>,
     /// The device to emulate by throttling: ssd, hdd, or none
     #[arg(long, default_value = "ssd")]
     device: DeviceChoice,

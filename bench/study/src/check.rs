@@ -27,7 +27,7 @@ pub fn check_options(
         !options.rows.is_empty() && !options.configs.is_empty(),
         "nothing to measure: name rows and configurations"
     );
-    ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
+    ensure!(options.runs != Some(0), "--runs 0 measures nothing: write 1 or more");
     for config in &options.configs {
         if let ConfigKind::Command(words) = &config.kind {
             let program = &words[0];

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::StorageMedia;
+use crate::rows::{StorageMedia, WorkloadFamily};
 
 /// The size of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,8 +185,8 @@ pub struct StudyOptions {
     pub scale: StudyScale,
     /// The configurations to compare. The first one called `native` is the reference.
     pub configs: Vec<StudyConfig>,
-    /// Number of runs of each cell.
-    pub runs: u32,
+    /// Number of runs of each cell; `None` for one, and several of rows that vary from run to run.
+    pub runs: Option<u32>,
     /// The device.
     pub device: DeviceChoice,
     /// Directory of the results.
@@ -203,6 +203,24 @@ pub struct StudyOptions {
     pub kernel_stages: bool,
     /// Hard limit on descriptors of a daemon (`RLIMIT_NOFILE`).
     pub open_files: u64,
+}
+
+/// Runs of a row that varies.
+const SEVERAL_RUNS: u32 = 3;
+
+impl StudyOptions {
+    /// Number of runs of each cell of `row`. Creating files natively is up to 25 times as fast in one run as in another, by the state of
+    /// the write-back.
+    pub fn runs_of(&self, row: u8) -> u32 {
+        let varies = WorkloadFamily::from_row(row) == WorkloadFamily::Creates;
+        let is_measured = self.scale != StudyScale::Tiny;
+        self.runs.unwrap_or(if varies && is_measured { SEVERAL_RUNS } else { 1 })
+    }
+
+    /// The largest number of runs of a cell.
+    pub fn most_runs(&self) -> u32 {
+        self.rows.iter().map(|row| self.runs_of(*row)).max().unwrap_or(1)
+    }
 }
 
 #[cfg(test)]

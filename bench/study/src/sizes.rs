@@ -140,8 +140,8 @@ impl StudyEstimate {
         let inodes = 16_384 + files + files / 4;
         // Inodes, journal, directories, and space that ext4 reserves for root.
         let image_bytes = (data + data / 4 + inodes * 512 + 512 * MIB).next_multiple_of(MIB);
-        let cells = f64::from(options.runs) * options.configs.len() as f64;
-        let seconds = sizes().map(|(row, sizes)| cells * seconds(row, &sizes, options)).sum();
+        let cells = |row| f64::from(options.runs_of(row)) * options.configs.len() as f64;
+        let seconds = sizes().map(|(row, sizes)| cells(row) * seconds(row, &sizes, options)).sum();
         StudyEstimate { seconds, image_bytes, inodes }
     }
 }
@@ -188,7 +188,7 @@ mod tests {
             configs: ["native", "base", "opt"]
                 .map(|name| StudyConfig::from_name(name).unwrap())
                 .to_vec(),
-            runs: 1,
+            runs: Some(1),
             device: DeviceChoice::Emulated(StorageMedia::Ssd),
             out: "/tmp".into(),
             work: "/tmp".into(),

@@ -158,6 +158,10 @@ fn runs_that_overlap_with_native_ones_are_called_noise() {
     assert!(!line("rnd-wr-32KB-1th-1f").contains('?'), "{}", line("rnd-wr-32KB-1th-1f"));
     assert!(table.contains("2 runs: median"));
     assert!(!table.contains("throughput is meaningless"));
+    let mut few = results.clone();
+    few.cells.retain(|cell| cell.run == 1 || cell.row == 30);
+    let text = "2 runs of rows 30, 1 run of others: median";
+    assert!(report::table(&few).contains(text), "{}", report::table(&few));
     results.scale = StudyScale::Tiny;
     results.program += NOT_OPTIMISED;
     let table = report::table(&results);

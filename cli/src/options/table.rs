@@ -182,6 +182,8 @@ pub const OPTIONS: &[OptionEntry] = &[
             s.session.negative_timeout = Some(t);
         }),
         "sets attr_timeout, entry_timeout and negative_timeout"),
+    session("max_inodes", Number(100, U32_MAX, |s, n| s.session.max_inodes = Some(n as usize)),
+        "the kernel forgets unused files beyond this number (default: when it needs memory; Linux 6.18)"),
     session("request_timeout", Seconds(|s, t| s.session.request_timeout = Some(t)),
         "the kernel aborts the mount if a request takes longer (whole seconds, Linux 6.15)"),
 ];

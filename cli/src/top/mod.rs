@@ -1,14 +1,16 @@
 //! `defuse top`: all FUSE connections of the machine and all servers, live.
 //!
-//! `model.rs` and `servers.rs` sample, `plain.rs` prints for scripts, `view.rs` draws, and this file is the loop
-//! around them.
+//! `model.rs` and `servers.rs` sample, `plain.rs` prints for scripts, `view.rs` draws, `cast.rs` records what it draws, and this
+//! file is the loop around them.
 
+mod cast;
 mod model;
 mod plain;
 mod servers;
 mod view;
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use defuse_trace::CollectorOptions;
@@ -18,6 +20,7 @@ use crate::error::{CommandFailure, Result, print};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
 use crate::until::StopCondition;
+use cast::CastRecorder;
 use model::{SortOrder, TopModel};
 use view::TopView;
 
@@ -43,6 +46,9 @@ pub struct TopArgs {
     /// Print text after every period
     #[arg(long)]
     batch: bool,
+    /// Record the view in this new file, in the format of asciinema, until --for or a signal ends it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["once", "batch", "json"])]
+    cast: Option<PathBuf>,
     /// Print JSON after every period, one object per line
     #[arg(long)]
     json: bool,
@@ -56,14 +62,31 @@ pub struct TopArgs {
 /// Shows the connections until a key or a signal ends it.
 pub fn run(args: &TopArgs) -> Result {
     let plain = args.once || args.batch || args.json;
-    if !plain && !std::io::stdout().is_terminal() {
+    if !plain && args.cast.is_none() && !std::io::stdout().is_terminal() {
         return Err(CommandFailure::Usage(
-            "the standard output is no terminal: use --once, --batch or --json".into(),
+            "the standard output is no terminal: use --once, --batch, --json or --cast".into(),
         ));
     }
     let mut model = TopModel::start(args.kernel.start(CollectorOptions::default()), args.sort)?;
     let until = StopCondition::new(args.duration)?;
-    if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
+    match &args.cast {
+        Some(file) => record(args, file, &mut model, &until),
+        None if plain => print_all(args, &mut model, &until),
+        None => draw_all(args, &mut model, &until),
+    }
+}
+
+/// Records the view of each sample.
+fn record(args: &TopArgs, file: &Path, model: &mut TopModel, until: &StopCondition) -> Result {
+    let failed =
+        |error: std::io::Error| CommandFailure::Failed(format!("{}: {error}", file.display()));
+    let mut recorder = CastRecorder::create(file).map_err(failed)?;
+    let mut view = TopView::default();
+    while until.sleep(args.every) {
+        model.look()?;
+        recorder.draw(|frame| view.draw(frame, model)).map_err(failed)?;
+    }
+    Ok(())
 }
 
 fn print_all(args: &TopArgs, model: &mut TopModel, until: &StopCondition) -> Result {

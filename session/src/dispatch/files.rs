@@ -90,10 +90,10 @@ impl Dispatcher {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
         self.note_writer(entry.ino, flags);
-        let out = CreateOut { entry: self.timeouts_of(entry.ino).entry_out(&entry), open };
+        let out = CreateOut { entry: self.entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
-            self.fs.forget(entry.ino, 1);
+            self.give_back(entry.ino, 1);
         }
         Ok(HandlerOutcome::Sent)
     }

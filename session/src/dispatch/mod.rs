@@ -19,8 +19,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, FailureDomain, Fh, File, FileSystem, Ino, InterruptCheck,
-    Lifecycle, Name, Origin, Result, SupplementaryGroups,
+    AccessMask, Caller, Context, Entry, Errno, FailureDomain, Fh, File, FileSystem, Ino,
+    InterruptCheck, Lifecycle, Name, Notify, Origin, Result, SupplementaryGroups,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::ClockMoment;
@@ -29,6 +29,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::backing::BackingFiles;
 use crate::groups::{ClientGroups, ProcessGroups, UnknownGroups};
 use crate::init::NegotiatedInit;
+use crate::inode_bound::InodeBound;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::transport::RequestReply;
@@ -62,6 +63,8 @@ pub(crate) struct Dispatcher {
     /// True if the other side uses access lists.
     has_acls: bool,
     backings: Option<BackingFiles>,
+    /// `None` without a bound.
+    pub(crate) inodes: Option<Arc<InodeBound>>,
     deferred: DeferredTable,
     in_flight: BytesInFlight,
     /// `None` where the kernel waits for each direct write, or has no pages.
@@ -211,6 +214,8 @@ impl Dispatcher {
         let is_async = is_kernel && negotiated.uses(abi::FUSE_ASYNC_DIO);
         let backings =
             device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(BackingFiles::new);
+        let most = options.max_inodes.filter(|_| is_kernel);
+        let inodes = most.map(|most| InodeBound::new(most, Arc::clone(&notify) as Arc<dyn Notify>));
         Dispatcher {
             fs,
             origin,
@@ -232,6 +237,7 @@ impl Dispatcher {
             has_acls,
             acls_ignored,
             backings,
+            inodes,
             deferred: DeferredTable::default(),
             in_flight: BytesInFlight::default(),
             pages: is_async.then(CachedPages::new),
@@ -403,7 +409,7 @@ impl Dispatcher {
                 if let Some(backings) = &self.backings {
                     backings.forget(Ino(nodeid));
                 }
-                self.fs.forget(Ino(nodeid), lookups);
+                self.give_back(Ino(nodeid), lookups);
             }
         };
         let run = || match request.body {
@@ -416,6 +422,22 @@ impl Dispatcher {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             log::error!("the file system panicked while forgetting an inode");
         }
+    }
+
+    /// Takes back lookups that the client does not hold.
+    fn give_back(&self, ino: Ino, lookups: u64) {
+        if let Some(inodes) = &self.inodes {
+            inodes.forget(ino, lookups);
+        }
+        self.fs.forget(ino, lookups);
+    }
+
+    /// The part of a reply with which the client holds one lookup more.
+    fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
+        if let Some(inodes) = &self.inodes {
+            inodes.record(entry.ino);
+        }
+        self.timeouts_of(entry.ino).entry_out(entry)
     }
 
     /// Drops the backing files that were kept for reuse and were not used.

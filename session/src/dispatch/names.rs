@@ -51,9 +51,9 @@ impl Dispatcher {
 
     /// Sends `entry`, or undoes its lookup.
     fn send_entry(&self, entry: &Entry, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
-        let out = self.timeouts_of(entry.ino).entry_out(entry);
+        let out = self.entry_out(entry);
         if reply.send(&[out.as_bytes()]).is_err() {
-            self.fs.forget(entry.ino, 1);
+            self.give_back(entry.ino, 1);
         }
         Ok(HandlerOutcome::Sent)
     }
@@ -282,7 +282,7 @@ impl Dispatcher {
     fn forget_entries(&self, mut bytes: &[u8]) {
         while let Ok((entry, _)) = abi::Direntplus::read_from_prefix(bytes) {
             if entry.entry_out.nodeid != 0 {
-                self.fs.forget(Ino(entry.entry_out.nodeid), 1);
+                self.give_back(Ino(entry.entry_out.nodeid), 1);
             }
             let len = size_of::<abi::Direntplus>() + entry.dirent.namelen as usize;
             bytes = bytes.get(abi::rec_align(len)..).unwrap_or_default();
@@ -348,8 +348,7 @@ impl DirSink for KernelDir<'_> {
             // Without an entry the node id is 0: the kernel takes the name and the type only.
             let mut out = abi::EntryOut::default();
             (out.attr.ino, out.attr.mode) = (item.ino, item.kind.mode_bits());
-            let out =
-                entry.map_or(out, |entry| self.dispatcher.timeouts_of(entry.ino).entry_out(entry));
+            let out = entry.map_or(out, |entry| self.dispatcher.entry_out(entry));
             self.encoder.push_plus(item.name, item.next, &out)
         } else {
             let kind = u32::from(item.kind.d_type());

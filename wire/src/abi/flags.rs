@@ -100,6 +100,8 @@ constants! {
     FUSE_OVER_IO_URING: u64 = 1 << 41;
     /// `init_out.request_timeout` is valid.
     FUSE_REQUEST_TIMEOUT: u64 = 1 << 42;
+    /// Buffers of ring entries may come from a pool of their queue (protocol 7.46, Linux 7.3).
+    FUSE_HAS_IO_URING_BUFPOOL: u64 = 1 << 43;
     /// CUSE: ioctls without the kernel's restrictions.
     CUSE_UNRESTRICTED_IOCTL: u32 = 1 << 0;
 

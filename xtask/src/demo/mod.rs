@@ -7,6 +7,7 @@
 //! normal use. Targets take turns for each program.
 
 mod dir;
+mod picture;
 mod programs;
 mod report;
 mod statistics;
@@ -15,7 +16,7 @@ mod tree;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::children::ChildPrograms;
 use crate::command;
@@ -66,14 +67,14 @@ pub struct DemoArgs {
     /// Directory for the files during the demo [default: the directory of temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Write the results to this file, too
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    /// Directory of the results, demo.json and demo.svg [default: `demo` in cargo's target directory]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 /// The demo as a test step.
 pub fn check() -> Result<()> {
-    run(&DemoArgs { rounds: 1, size: 100, dir: None, json: None })
+    run(&DemoArgs { rounds: 1, size: 100, dir: None, out: None })
 }
 
 /// Runs the demo.
@@ -102,12 +103,24 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         run_round(round as usize, &children, &mut place, &mut report)?;
     }
     println!("\n{report}");
-    if let Some(file) = &args.json {
-        std::fs::write(file, serde_json::to_string_pretty(&report.json())? + "\n")?;
-    }
     place.close()?;
     println!("done in {:.0} s; everything is unmounted and removed", begun.elapsed().as_secs_f64());
+    write(&report, args.out.clone())?;
     report.check()
+}
+
+/// Writes the results and their picture, and prints where they are.
+fn write(report: &DemoReport, out: Option<PathBuf>) -> Result<()> {
+    let out = match out {
+        Some(out) => out,
+        None => command::target_dir()?.join("demo"),
+    };
+    std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+    let (results, drawn) = (out.join("demo.json"), out.join("demo.svg"));
+    std::fs::write(&results, serde_json::to_string_pretty(&report.json())? + "\n")?;
+    std::fs::write(&drawn, picture::draw(report))?;
+    println!("the results are {}, and their picture is {}", results.display(), drawn.display());
+    Ok(())
 }
 
 /// Mounts all targets, runs every program once on every target, and unmounts.

@@ -62,14 +62,15 @@ impl DemoReport {
         self.runs.iter().map(row).collect()
     }
 
-    fn seconds(&self, program: usize, target: usize) -> Option<f64> {
+    /// The duration, as the median over the rounds; `None` before a round.
+    pub fn seconds(&self, program: usize, target: usize) -> Option<f64> {
         let runs = self.runs.get(&(program, target))?;
         median(&runs.iter().map(|run| run.seconds).collect::<Vec<_>>())
     }
 
     /// The duration relative to the native directory, as the median over the rounds. Ratios are
     /// taken within a round, because disturbances affect neighbouring runs alike.
-    fn ratio(&self, program: usize, target: usize) -> Option<f64> {
+    pub fn ratio(&self, program: usize, target: usize) -> Option<f64> {
         let (native, runs) = (self.runs.get(&(program, 0))?, self.runs.get(&(program, target))?);
         let ratios = runs.iter().zip(native).map(|(run, native)| run.seconds / native.seconds);
         median(&ratios.collect::<Vec<_>>())

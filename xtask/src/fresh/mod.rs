@@ -17,7 +17,7 @@ use crate::command;
 use crate::packages::{self, RequiredTool};
 use crate::suite;
 pub use release::DebianRelease;
-pub use root::MinimalRoot;
+pub use root::{MinimalRoot, bootstrap, place};
 
 /// Tools for creating a root.
 pub const TOOLS: &[RequiredTool] = &[

@@ -26,6 +26,32 @@ const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Their path in the root, which has certificates of its own.
 const OUR_CERTIFICATES: &str = "/opt/certificates.crt";
 
+/// Creates the directory `root` in `place`, with the essential packages of `release` and what `options` of mmdebstrap(1) add.
+pub fn bootstrap(
+    children: &ChildPrograms,
+    release: &DebianRelease,
+    place: &Path,
+    options: &[OsString],
+) -> Result<PathBuf> {
+    let root = place.join("root");
+    println!("creating a root of {} in {}", release.name(), root.display());
+    let (sources, settings) = (place.join("sources.list"), place.join("apt.conf"));
+    fs::write(&sources, release.sources())?;
+    fs::write(&settings, release.settings())?;
+    let mut make = in_namespaces("mmdebstrap");
+    make.args(["--quiet", "--mode=root", "--variant=minbase"]).args(options);
+    make.arg(format!("--aptopt={}", settings.display())).arg(release.name());
+    children.show(make.arg(&root).arg(sources))?;
+    Ok(root)
+}
+
+/// A command in namespaces of its own.
+fn in_namespaces(program: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(NAMESPACES).arg("--").arg(program);
+    command
+}
+
 /// A system in a directory, which is removed when this value is dropped.
 pub struct MinimalRoot {
     place: TempDir,
@@ -52,15 +78,8 @@ impl MinimalRoot {
     ) -> Result<MinimalRoot> {
         let root =
             MinimalRoot { place: place(parent)?, toolchain: toolchain()?, registry: registry() };
-        println!("creating a root of {} in {}", release.name(), root.dir().display());
-        let (sources, settings) = (root.path("sources.list"), root.path("apt.conf"));
-        fs::write(&sources, release.sources())?;
-        fs::write(&settings, release.settings())?;
-        let mut make = root.command_in_namespaces("mmdebstrap");
-        make.args(["--quiet", "--mode=root", "--variant=minbase"]);
-        make.arg(format!("--include={packages}"));
-        make.arg(format!("--aptopt={}", settings.display())).arg(release.name());
-        children.show(make.arg(root.dir()).arg(sources))?;
+        let includes = [format!("--include={packages}").into()];
+        bootstrap(children, release, root.place.path(), &includes)?;
         root.connect()?;
         let mut clone = Command::new("git");
         clone.args(["clone", "--quiet", "--no-hardlinks"]).arg(command::root());
@@ -75,7 +94,7 @@ impl MinimalRoot {
 
     /// Runs a command in the root, in the directory of the project.
     pub fn run(&self, children: &ChildPrograms, words: &[&str]) -> Result<()> {
-        let mut command = self.command_in_namespaces("sh");
+        let mut command = in_namespaces("sh");
         command.args(["-c", ENTER, "enter"]).arg(self.dir()).arg(&self.toolchain);
         command.arg(self.registry.clone().unwrap_or_default()).arg(self.path("downloads"));
         command.args(words);
@@ -96,12 +115,6 @@ impl MinimalRoot {
     /// The directory that is the root of the system.
     pub fn dir(&self) -> PathBuf {
         self.path("root")
-    }
-
-    fn command_in_namespaces(&self, program: &str) -> Command {
-        let mut command = Command::new("unshare");
-        command.args(NAMESPACES).arg("--").arg(program);
-        command
     }
 
     /// Sets up network access as on this machine: host names, certificates, and cargo's registry.

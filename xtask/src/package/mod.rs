@@ -4,8 +4,10 @@
 //! the paths of this machine in its files, so that builds in other directories are equal, too.
 
 mod archive;
+mod container;
 mod deb;
 mod glibc;
+mod image;
 mod release;
 mod rpm;
 #[cfg(test)]
@@ -44,6 +46,9 @@ pub const TOOLS: &[RequiredTool] = &[
     RequiredTool::package("lintian", "lintian"),
     RequiredTool::package("mmdebstrap", "mmdebstrap"),
     RequiredTool::package("util-linux", "unshare"),
+    RequiredTool::package("umoci", "umoci"),
+    RequiredTool::package("runc", "runc"),
+    RequiredTool::package("golang-github-containers-common", container::FILTER),
 ];
 
 /// Paths in the files of a build, in place of those of this machine.
@@ -65,13 +70,22 @@ pub struct PackageArgs {
     /// Then install, use and remove the packages on a minimal system of this release of Debian
     #[arg(long = "try", value_name = "RELEASE", value_parser = trial::RELEASES)]
     trials: Vec<String>,
+    /// Also make an image for containers (OCI): a minimal Debian with the program
+    #[arg(long)]
+    image: bool,
+    /// Further packages of Debian for the image, after commas
+    #[arg(long, value_name = "PACKAGES", requires = "image", value_delimiter = ',')]
+    with: Vec<String>,
 }
 
 /// Builds and makes the packages.
 pub fn run(args: &PackageArgs) -> Result<()> {
-    packages::provide(BUILD_TOOLS);
-    if let Some(tool) = BUILD_TOOLS.iter().find(|tool| !tool.is_there()) {
-        bail!("{} is missing: {}", tool.name, tool.install_command());
+    let of_image = if args.image { image::BUILD_TOOLS } else { &[] };
+    for tools in [BUILD_TOOLS, of_image] {
+        packages::provide(tools);
+        if let Some(tool) = tools.iter().find(|tool| !tool.is_there()) {
+            bail!("{} is missing: {}", tool.name, tool.install_command());
+        }
     }
     let own = command::target_dir()?.join("packages");
     let to = args.out.clone().unwrap_or_else(|| own.clone());
@@ -89,6 +103,9 @@ pub fn run(args: &PackageArgs) -> Result<()> {
     let files = make(&built, &facts, args.glibc, &to)?;
     files.iter().for_each(|file| println!("{}", file.display()));
     keep_symbols(&built, &facts, &to)?;
+    if args.image {
+        println!("{}", image::make(&files, &args.with, &facts, &to)?.display());
+    }
     args.trials.iter().try_for_each(|release| trial::try_on(release, &files))
 }
 

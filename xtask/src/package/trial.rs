@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::glibc::TargetGlibc;
 use super::release::ReleaseFacts;
-use super::{build, deb, make};
+use super::{build, container, deb, image, make};
 use crate::children::ChildPrograms;
 use crate::command;
 use crate::fresh::{DebianRelease, MinimalRoot};
@@ -41,7 +41,9 @@ pub fn check() -> Result<()> {
         files.iter().filter(|file| has_end(file, "deb")).cloned().collect();
     let errors = deb::errors(&of_debian)?;
     ensure!(errors.is_empty(), "{errors}");
-    RELEASES.iter().try_for_each(|release| try_on(release, &files))
+    RELEASES.iter().try_for_each(|release| try_on(release, &files))?;
+    let image = image::make(&files, &container::PACKAGES.map(str::to_owned), &facts, first.path())?;
+    container::check(&image)
 }
 
 /// Tries the packages among `files` on a minimal system of `release`.

@@ -105,6 +105,20 @@ pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
     counts
 }
 
+/// The numbers of runs: the rows are named that have more than others.
+pub fn describe_runs(results: &StudyResults) -> String {
+    let runs_of =
+        |row: u8| results.cells.iter().filter(|cell| cell.row == row).map(|cell| cell.run).max();
+    let most = results.runs;
+    let several: Vec<String> =
+        results.rows.iter().filter(|row| runs_of(**row) >= Some(most)).map(u8::to_string).collect();
+    match most {
+        1 => "1 run".to_owned(),
+        _ if several.len() == results.rows.len() || several.is_empty() => format!("{most} runs"),
+        _ => format!("{most} runs of rows {}, 1 run of others", several.join(", ")),
+    }
+}
+
 /// The known rows of a study, in order.
 pub fn rows(results: &StudyResults) -> Vec<&'static PublishedRow> {
     results.rows.iter().filter_map(|&number| PublishedRow::get(number)).collect()

@@ -31,9 +31,9 @@ pub fn write_facts(results: &StudyResults) -> String {
         (
             "Scale",
             format!(
-                "{}, {} run(s) of each cell, seed {}",
+                "{}, {}, seed {}",
                 results.scale.name(),
-                results.runs,
+                analysis::describe_runs(results),
                 results.seed
             ),
         ),
@@ -124,9 +124,9 @@ pub fn throughput(results: &StudyResults) -> String {
     if results.runs > 1 {
         let _ = writeln!(
             text,
-            "<p>Medians of {} runs; ±: half the distance of the best and the worst run. <em>(noise)</em>: runs here and \
+            "<p>Medians ({}); ±: half the distance of the best and the worst run. <em>(noise)</em>: runs here and \
              natively overlap, so the difference is not to be believed.</p>",
-            results.runs
+            analysis::describe_runs(results)
         );
     }
     for row in analysis::rows(results) {

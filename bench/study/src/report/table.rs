@@ -39,9 +39,9 @@ pub fn table(results: &StudyResults) -> String {
     if results.runs > 1 {
         let _ = writeln!(
             text,
-            "{} runs: median; ~N: half the distance of the best and the worst is N % of it; ?: not to be told from \
+            "{}: median; ~N: half the distance of the best and the worst is N % of it; ?: not to be told from \
              noise, as runs here and natively overlap",
-            results.runs
+            analysis::describe_runs(results)
         );
     }
     text.push('\n');
