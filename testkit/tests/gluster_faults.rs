@@ -15,7 +15,7 @@ use cluster::{
     ticks, time_run, wait_for_heal, wait_until,
 };
 use defuse_testkit::cluster::GlusterCluster;
-use defuse_testkit::gluster::{VolumeSetup, unavailable_reason};
+use defuse_testkit::gluster::{BrickLayout, VolumeSetup, unavailable_reason};
 use defuse_testkit::mounted;
 use rustix::fs::{FlockOperation, fcntl_lock};
 
@@ -64,12 +64,10 @@ fn start() -> Option<GlusterCluster> {
             ("cluster.heal-timeout", "5"),
         ]
     };
-    let volume = |name: &str, is_replicated| VolumeSetup {
-        name: name.to_owned(),
-        is_replicated,
-        options: options(),
-    };
-    let volumes = [volume("dist", false), volume("repl", true)];
+    let volume =
+        |name: &str, layout| VolumeSetup { name: name.to_owned(), layout, options: options() };
+    let volumes =
+        [volume("dist", BrickLayout::Distributed), volume("repl", BrickLayout::Replicated)];
     Some(time_run("start", || GlusterCluster::start(&volumes).unwrap()))
 }
 

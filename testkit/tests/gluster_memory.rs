@@ -20,7 +20,7 @@ use defuse_fs::{
 };
 use defuse_measure::server::ServerProcess;
 use defuse_testkit::cluster::GlusterCluster;
-use defuse_testkit::gluster::{VolumeSetup, unavailable_reason};
+use defuse_testkit::gluster::{BrickLayout, VolumeSetup, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{ConformanceSuite, exclusions};
@@ -81,12 +81,13 @@ fn memcheck_refusal() -> Option<&'static str> {
 
 fn start() -> GlusterCluster {
     let options = || vec![("network.ping-timeout", "4"), ("features.cache-invalidation", "on")];
-    let volume = |name: &str, is_replicated| VolumeSetup {
-        name: name.to_owned(),
-        is_replicated,
-        options: options(),
-    };
-    GlusterCluster::start(&[volume("dist", false), volume("repl", true)]).unwrap()
+    let volume =
+        |name: &str, layout| VolumeSetup { name: name.to_owned(), layout, options: options() };
+    GlusterCluster::start(&[
+        volume("dist", BrickLayout::Distributed),
+        volume("repl", BrickLayout::Replicated),
+    ])
+    .unwrap()
 }
 
 /// Mounts the replicated volume, by a program that runs under `checker` unless it is empty.

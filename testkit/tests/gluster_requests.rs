@@ -9,7 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, VolumeSetup, unavailable_reason};
+use defuse_testkit::gluster::{
+    BrickLayout, GlusterServers, HOST, ROOM, VolumeSetup, unavailable_reason,
+};
 use defuse_testkit::mounted::{self, ServedMount};
 
 /// Number of files of an operation. Requests for the directory count for all of them together.
@@ -21,53 +23,87 @@ type RequestBounds = [(&'static str, f64); 13];
 
 /// A distributed volume with the default options.
 const DISTRIBUTED: RequestBounds = [
-    ("create", 7.4),
+    ("create", 4.8),
     ("ls -l", 3.4),
     ("ls -l again", 3.4),
     ("stat after ls -l", 1.4),
     ("read cold", 2.8),
     ("read again", 2.8),
     ("read after a second", 2.8),
-    ("tar c", 5.6),
+    ("tar c", 3.6),
     ("chmod", 2.4),
-    ("overwrite", 8.5),
+    ("overwrite", 6.5),
     ("rename", 22.8),
-    ("delete", 5.2),
-    ("rmdir", 16.4),
+    ("delete", 5.5),
+    ("rmdir", 16.5),
 ];
 
 /// A replicated volume with the default options: most changes are requests to both bricks.
 const REPLICATED: RequestBounds = [
-    ("create", 23.5),
+    ("create", 20.8),
     ("ls -l", 3.4),
     ("ls -l again", 3.4),
     ("stat after ls -l", 2.4),
     ("read cold", 4.0),
     ("read again", 4.0),
     ("read after a second", 4.0),
-    ("tar c", 6.0),
+    ("tar c", 4.4),
     ("chmod", 8.4),
-    ("overwrite", 30.5),
+    ("overwrite", 27.5),
     ("rename", 21.4),
-    ("delete", 9.4),
+    ("delete", 11.0),
     ("rmdir", 15.4),
 ];
 
-/// A distributed volume whose servers tell of changes. With `DEFUSE_FULL=1`.
+/// Two bricks and an arbiter. With `DEFUSE_FULL=1`, like the following volumes.
+const ARBITER: RequestBounds = [
+    ("create", 30.5),
+    ("ls -l", 4.4),
+    ("ls -l again", 4.4),
+    ("stat after ls -l", 3.4),
+    ("read cold", 5.0),
+    ("read again", 5.0),
+    ("read after a second", 5.0),
+    ("tar c", 5.4),
+    ("chmod", 12.5),
+    ("overwrite", 40.5),
+    ("rename", 32.0),
+    ("delete", 16.5),
+    ("rmdir", 23.0),
+];
+
+/// Files in three parts, with locks that the client keeps for a while.
+const DISPERSE: RequestBounds = [
+    ("create", 30.5),
+    ("ls -l", 17.5),
+    ("ls -l again", 17.5),
+    ("stat after ls -l", 5.5),
+    ("read cold", 17.0),
+    ("read again", 17.0),
+    ("read after a second", 17.0),
+    ("tar c", 17.0),
+    ("chmod", 16.5),
+    ("overwrite", 36.5),
+    ("rename", 27.5),
+    ("delete", 13.0),
+    ("rmdir", 15.5),
+];
+
+/// A distributed volume whose servers tell of changes.
 const TOLD: RequestBounds = [
-    ("create", 7.4),
+    ("create", 6.8),
     ("ls -l", 3.4),
     ("ls -l again", 3.4),
     ("stat after ls -l", 0.4),
     ("read cold", 2.8),
     ("read again", 2.8),
     ("read after a second", 2.8),
-    ("tar c", 5.6),
+    ("tar c", 4.4),
     ("chmod", 2.4),
-    ("overwrite", 8.5),
+    ("overwrite", 6.5),
     ("rename", 22.8),
-    ("delete", 5.3),
-    ("rmdir", 16.4),
+    ("delete", 5.5),
+    ("rmdir", 16.5),
 ];
 
 #[test]
@@ -76,24 +112,26 @@ fn no_operation_asks_bricks_more_often_than_recorded() {
         println!("skipped: {reason}");
         return;
     }
-    let volume = |name: &str, is_replicated, options| VolumeSetup {
-        name: name.to_owned(),
-        is_replicated,
-        options,
-    };
     let tells = vec![("features.cache-invalidation", "on")];
-    let setup = [
-        volume("dist", false, Vec::new()),
-        volume("repl", true, Vec::new()),
-        volume("told", false, tells),
+    let volumes = [
+        ("dist", BrickLayout::Distributed, Vec::new(), DISTRIBUTED),
+        ("repl", BrickLayout::Replicated, Vec::new(), REPLICATED),
+        ("arbiter", BrickLayout::Arbiter, Vec::new(), ARBITER),
+        ("disperse", BrickLayout::Disperse, Vec::new(), DISPERSE),
+        ("told", BrickLayout::Distributed, tells, TOLD),
     ];
-    let servers = GlusterServers::with(&setup).unwrap();
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
-    let volumes = [("dist", DISTRIBUTED), ("repl", REPLICATED), ("told", TOLD)];
-    let volumes = &volumes[..if is_full { 3 } else { 2 }];
+    let volumes = &volumes[..if is_full { volumes.len() } else { 2 }];
+    let setup = |(name, layout, options, _): &(&str, _, Vec<_>, _)| VolumeSetup {
+        name: (*name).to_owned(),
+        layout: *layout,
+        options: options.clone(),
+    };
+    let servers = GlusterServers::with(&volumes.iter().map(setup).collect::<Vec<_>>()).unwrap();
     let failures: Vec<String> = std::thread::scope(|scope| {
         let servers = &servers;
-        let start = |&(volume, bounds): &(&'static str, RequestBounds)| {
+        let start = |(volume, _, _, bounds): &(&'static str, _, _, RequestBounds)| {
+            let (volume, bounds) = (*volume, *bounds);
             scope.spawn(move || compare(servers, volume, bounds))
         };
         let threads: Vec<_> = volumes.iter().map(start).collect();
@@ -225,7 +263,7 @@ fn gluster(servers: &GlusterServers, arguments: &[&str]) -> String {
 }
 
 /// The counts in the answer of `gluster volume profile`. The kinds without a latency are no requests of a client: they
-/// follow from others.
+/// follow from others, or are messages of the servers (`CI_`).
 fn parse_counts(said: &str) -> BrickRequests {
     let mut counts = BrickRequests::new();
     for line in said.lines() {
@@ -233,7 +271,8 @@ fn parse_counts(said: &str) -> BrickRequests {
         // Share of the time, average, minimum and maximum with units, number of calls, kind.
         if let [share, _, "ns" | "us", _, _, _, _, calls, kind] = words.as_slice()
             && share.parse::<f64>().is_ok()
-            && !["FORGET", "RELEASE", "RELEASEDIR", "UPCALL", "CI_IATT"].contains(kind)
+            && !["FORGET", "RELEASE", "RELEASEDIR", "UPCALL"].contains(kind)
+            && !kind.starts_with("CI_")
             && let Ok(calls) = calls.parse::<u64>()
         {
             *counts.entry((*kind).to_owned()).or_default() += calls;

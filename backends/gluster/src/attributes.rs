@@ -64,18 +64,25 @@ pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
 /// Attributes after a change of the values that are set, for a frontend that has those before. `None` if the servers may
 /// make another change at the same time: they drop set-user-id and set-group-id. The time of the change is unknown, so
 /// that the frontend may not keep the attributes.
-pub fn with_changes(before: Attr, (stat, valid): (&libc::stat, i32)) -> Option<Attr> {
+pub fn with_changes(
+    before: Attr,
+    size: Option<u64>,
+    (stat, valid): (&libc::stat, i32),
+) -> Option<Attr> {
     const SET_ID: u32 = 0o6000;
     let has = |bit| valid & bit != 0;
     let perm = if has(set::MODE) { stat.st_mode } else { before.perm };
     let time = |secs, nanos: i64| Timestamp { secs, nanos: nanos as u32 };
+    let now = Timestamp::now();
+    let mtime = if size.is_some() { now } else { before.mtime };
     ((before.perm | perm) & SET_ID == 0).then_some(Attr {
         perm,
         uid: if has(set::UID) { stat.st_uid } else { before.uid },
         gid: if has(set::GID) { stat.st_gid } else { before.gid },
         atime: if has(set::ATIME) { time(stat.st_atime, stat.st_atime_nsec) } else { before.atime },
-        mtime: if has(set::MTIME) { time(stat.st_mtime, stat.st_mtime_nsec) } else { before.mtime },
-        ctime: Timestamp::now(),
+        mtime: if has(set::MTIME) { time(stat.st_mtime, stat.st_mtime_nsec) } else { mtime },
+        ctime: now,
+        size: size.unwrap_or(before.size),
         valid_for: Duration::ZERO,
         ..before
     })
@@ -125,12 +132,15 @@ mod tests {
         let before = attr(&stat, Duration::from_secs(7)).unwrap();
         let change = SetAttr { perm: Some(0o600), uid: Some(5), ..SetAttr::default() };
         let (stat, valid) = changes(&change);
-        let after = with_changes(before, (&stat, valid)).unwrap();
+        let after = with_changes(before, None, (&stat, valid)).unwrap();
         assert_eq!((after.perm, after.uid, after.gid, after.size), (0o600, 5, 0, 9));
         assert_eq!((after.valid_for, after.mtime), (Duration::ZERO, before.mtime));
-        assert_eq!(with_changes(Attr { perm: 0o4711, ..before }, (&stat, valid)), None);
+        assert_eq!(with_changes(Attr { perm: 0o4711, ..before }, None, (&stat, valid)), None);
         let (stat, valid) = changes(&SetAttr { perm: Some(0o2711), ..SetAttr::default() });
-        assert_eq!(with_changes(before, (&stat, valid)), None);
+        assert_eq!(with_changes(before, None, (&stat, valid)), None);
+        let (stat, valid) = changes(&SetAttr::default());
+        let after = with_changes(before, Some(3), (&stat, valid)).unwrap();
+        assert_eq!((after.size, after.perm, after.mtime), (3, 0o640, after.ctime));
     }
 
     #[test]

@@ -7,9 +7,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use defuse_fs::Attr;
+use defuse_fs::{Attr, Timestamp};
 
+use crate::upcalls::UpcallSequence;
 use crate::volume::Gfid;
 
 /// Number of places. Inodes that share a place seem to change together.
@@ -23,6 +25,8 @@ const KNOWN: usize = 32;
 pub struct ClientChanges {
     /// Number of beginnings and ends of changes.
     moments: AtomicU64,
+    /// The last beginning or end of a rename, which changes attributes of inodes that this client may not know.
+    renames: AtomicU64,
     places: [Mutex<ChangePlace>; PLACES],
 }
 
@@ -39,6 +43,29 @@ struct ChangePlace {
 struct KnownAttributes {
     attr: Attr,
     since: u64,
+    /// The answer of the servers, if these are all of its attributes.
+    answer: Option<ServerAnswer>,
+}
+
+/// An answer of the servers with attributes.
+#[derive(Clone, Copy, Debug)]
+struct ServerAnswer {
+    at: Instant,
+    /// A moment before the query, in the order of messages of servers.
+    reported: UpcallSequence,
+    /// The directory whose listing contained the inode.
+    listed_in: Option<Gfid>,
+}
+
+/// Attributes as the servers have sent them, and the time since then.
+#[derive(Clone, Copy, Debug)]
+pub struct RecentAttributes {
+    pub attr: Attr,
+    pub age: Duration,
+    /// A moment before the query, in the order of messages of servers.
+    pub reported: UpcallSequence,
+    /// The directory whose listing contained the inode: after a change in it, the attributes may be those of another one.
+    pub listed_in: Option<Gfid>,
 }
 
 /// A change that this client makes, until it is dropped.
@@ -48,15 +75,25 @@ pub struct ClientChange {
     gfid: Gfid,
     begun: u64,
     /// The attributes before, if nothing else was changing them.
-    before: Option<Attr>,
+    before: Option<KnownAttributes>,
     /// The attributes after, if they are known.
-    after: Option<Attr>,
+    after: Option<(Attr, Option<ServerAnswer>)>,
+}
+
+/// A rename by this client, until it is dropped.
+#[derive(Debug)]
+pub struct ClientRename<'a>(&'a ClientChanges);
+
+impl Drop for ClientRename<'_> {
+    fn drop(&mut self) {
+        self.0.record_rename();
+    }
 }
 
 impl Default for ClientChanges {
     fn default() -> Self {
         let places = std::array::from_fn(|_| Mutex::default());
-        ClientChanges { moments: AtomicU64::new(0), places }
+        ClientChanges { moments: AtomicU64::new(0), renames: AtomicU64::new(0), places }
     }
 }
 
@@ -71,14 +108,47 @@ impl ClientChanges {
         self.place(gfid).has_changed(since)
     }
 
-    /// Records attributes that the kernel gets, by a query that began after `since`.
-    pub fn record_attributes(&self, gfid: Gfid, attr: &Attr, since: u64) {
+    /// Records attributes that the kernel gets, by a query that began after `since`, and after `reported` in the order of
+    /// messages of servers, or from the listing of a directory.
+    pub fn record_attributes(
+        &self,
+        gfid: Gfid,
+        attr: &Attr,
+        (since, reported, listed_in): (u64, UpcallSequence, Option<Gfid>),
+    ) {
+        let answer = Some(ServerAnswer { at: Instant::now(), reported, listed_in });
         let mut place = self.place(gfid);
         if place.has_changed(since) {
             place.known.remove(&gfid);
             return;
         }
-        place.keep(gfid, KnownAttributes { attr: *attr, since });
+        place.keep(gfid, KnownAttributes { attr: *attr, since, answer });
+    }
+
+    /// The attributes that the servers sent less than `valid` ago, if this client has changed nothing since.
+    pub fn recent_attributes(&self, gfid: Gfid, valid: Duration) -> Option<RecentAttributes> {
+        let known = self.place(gfid).known_attributes(gfid)?;
+        let ServerAnswer { at, reported, listed_in } = known.answer?;
+        let age = at.elapsed();
+        let is_recent = age < valid && known.since >= self.renames.load(Ordering::Acquire);
+        is_recent.then_some(RecentAttributes { attr: known.attr, age, reported, listed_in })
+    }
+
+    /// Records that the kernel is to request attributes again.
+    pub fn expire_attributes(&self, gfid: Gfid) {
+        if let Some(known) = self.place(gfid).known.get_mut(&gfid) {
+            known.answer = None;
+        }
+    }
+
+    /// Records that this client renames something, until the result is dropped.
+    pub fn begin_rename(&self) -> ClientRename<'_> {
+        self.record_rename();
+        ClientRename(self)
+    }
+
+    fn record_rename(&self) {
+        self.renames.fetch_max(self.advance(), Ordering::AcqRel);
     }
 
     /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the data. Contents that
@@ -95,7 +165,7 @@ impl ClientChanges {
     /// Records that this client changes an inode, until the result is dropped.
     pub fn begin(self: &Arc<Self>, gfid: Gfid) -> ClientChange {
         let mut place = self.place(gfid);
-        let known = place.kernel_attributes(gfid);
+        let known = place.known_attributes(gfid);
         place.in_flight += 1;
         let begun = self.advance();
         place.last = begun;
@@ -123,8 +193,12 @@ impl ChangePlace {
     }
 
     fn kernel_attributes(&self, gfid: Gfid) -> Option<Attr> {
+        self.known_attributes(gfid).map(|known| known.attr)
+    }
+
+    fn known_attributes(&self, gfid: Gfid) -> Option<KnownAttributes> {
         let known = self.known.get(&gfid)?;
-        (!self.has_changed(known.since)).then_some(known.attr)
+        (!self.has_changed(known.since)).then_some(*known)
     }
 
     fn keep(&mut self, gfid: Gfid, known: KnownAttributes) {
@@ -138,17 +212,27 @@ impl ChangePlace {
 impl ClientChange {
     /// The attributes before the change.
     pub fn previous_attributes(&self) -> Option<Attr> {
-        self.before
+        self.before.map(|known| known.attr)
     }
 
     /// Ends a write of the bytes before `end`.
     pub fn finish_write(mut self, end: u64) {
-        self.after = self.before.map(|attr| Attr { size: attr.size.max(end), ..attr });
+        let extend = |known: KnownAttributes| Attr { size: known.attr.size.max(end), ..known.attr };
+        self.after = self.before.map(|known| (extend(known), None));
     }
 
     /// Ends a change with attributes that the kernel gets.
     pub fn finish_with(mut self, attr: Attr) {
-        self.after = Some(attr);
+        self.after = Some((attr, None));
+    }
+
+    /// Ends a change of a directory, in which a file was made at `time`. Nothing else of the directory has changed.
+    pub fn finish_file_made(mut self, time: Timestamp) {
+        let later = |old: Timestamp| old.max(time);
+        self.after = self.before.map(|KnownAttributes { attr, answer, .. }| {
+            let times = Attr { mtime: later(attr.mtime), ctime: later(attr.ctime), ..attr };
+            (times, answer)
+        });
     }
 }
 
@@ -159,7 +243,9 @@ impl Drop for ClientChange {
         let since = self.changes.advance();
         (place.last, place.in_flight) = (since, place.in_flight - 1);
         match self.after {
-            Some(attr) if is_alone => place.keep(self.gfid, KnownAttributes { attr, since }),
+            Some((attr, answer)) if is_alone => {
+                place.keep(self.gfid, KnownAttributes { attr, since, answer });
+            }
             // The result is unknown.
             _ => drop(place.known.remove(&self.gfid)),
         }
@@ -176,6 +262,10 @@ mod tests {
     /// Another inode in the same place.
     const SAME: Gfid = [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2];
 
+    fn reported() -> UpcallSequence {
+        crate::upcalls::UpcallInbox::default().now()
+    }
+
     fn file(size: u64) -> Attr {
         let node = NewNode::new(FileKind::Regular, 0o644, Caller::default());
         Attr { size, ..Attr::for_new(Ino(1), &node) }
@@ -189,7 +279,7 @@ mod tests {
     fn a_write_extends_a_known_size_and_hides_older_answers() {
         let changes = Arc::new(ClientChanges::default());
         let before = changes.now();
-        changes.record_attributes(F, &file(10), before);
+        changes.record_attributes(F, &file(10), (before, reported(), None));
         assert_eq!(sizes(&changes), Some(10));
         let write = changes.begin(F);
         assert!(changes.has_changed(F, changes.now()) && sizes(&changes).is_none());
@@ -198,7 +288,7 @@ mod tests {
         assert_eq!(sizes(&changes), Some(25));
         changes.begin(F).finish_write(3);
         assert_eq!(sizes(&changes), Some(25));
-        changes.record_attributes(F, &file(10), during);
+        changes.record_attributes(F, &file(10), (during, reported(), None));
         assert_eq!(sizes(&changes), None, "an answer from before the end of the write");
         assert!(changes.has_changed(F, before) && !changes.has_changed(F, changes.now()));
     }
@@ -206,10 +296,10 @@ mod tests {
     #[test]
     fn nothing_is_known_after_a_change_with_another_one_at_the_same_time_or_without_a_result() {
         let changes = Arc::new(ClientChanges::default());
-        changes.record_attributes(F, &file(10), changes.now());
+        changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
         drop(changes.begin(F));
         assert_eq!(sizes(&changes), None);
-        changes.record_attributes(F, &file(10), changes.now());
+        changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
         let (first, second) = (changes.begin(F), changes.begin(SAME));
         first.finish_write(99);
         assert_eq!(sizes(&changes), None);
@@ -227,9 +317,9 @@ mod tests {
         let changes = Arc::new(ClientChanges::default());
         let old = file(10);
         assert!(!changes.still_has(F, &old));
-        changes.record_attributes(F, &old, changes.now());
+        changes.record_attributes(F, &old, (changes.now(), reported(), None));
         assert!(changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
-        changes.record_attributes(F, &file(12), changes.now());
+        changes.record_attributes(F, &file(12), (changes.now(), reported(), None));
         assert!(!changes.still_has(F, &old));
     }
 
@@ -239,8 +329,35 @@ mod tests {
         for number in 0..3 * KNOWN {
             let mut gfid = F;
             gfid[0] = number as u8;
-            changes.record_attributes(gfid, &file(1), changes.now());
+            changes.record_attributes(gfid, &file(1), (changes.now(), reported(), None));
         }
         assert!(changes.place(F).known.len() <= KNOWN);
+    }
+
+    /// A kernel asks for attributes again after each read, and for a directory after each change in it.
+    #[test]
+    fn recent_answers_hold_until_a_change_and_a_new_file_gives_its_time_to_the_directory() {
+        let (changes, long) = (Arc::new(ClientChanges::default()), Duration::from_secs(1000));
+        let record = || changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
+        let recent = || changes.recent_attributes(F, long);
+        record();
+        assert_eq!(recent().map(|recent| recent.attr.size), Some(10));
+        assert!(changes.recent_attributes(F, Duration::ZERO).is_none());
+        changes.begin(F).finish_write(20);
+        assert!(recent().is_none(), "the time of a write is unknown");
+        record();
+        let time = Timestamp { secs: i64::MAX, nanos: 3 };
+        changes.begin(F).finish_file_made(time);
+        changes.begin(F).finish_file_made(Timestamp { secs: 1, nanos: 0 });
+        let made = recent().unwrap().attr;
+        assert_eq!((made.mtime, made.ctime, made.size), (time, time, 10));
+        let rename = changes.begin_rename();
+        assert!(recent().is_none());
+        record();
+        drop(rename);
+        assert!(recent().is_none(), "the query was during a rename");
+        record();
+        changes.expire_attributes(F);
+        assert!(recent().is_none() && sizes(&changes) == Some(10));
     }
 }

@@ -27,6 +27,9 @@ const SOCKET: &str = "/var/run/glusterd.socket";
 /// The port of the management servers.
 const PORT: u16 = 24007;
 
+/// With this file, libgfapi and the management servers use TLS for all that they say.
+const SECURE_ACCESS: &str = "/var/lib/glusterd/secure-access";
+
 /// Time for each server to accept a connection.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
 
@@ -112,6 +115,14 @@ fn make_volfile_query(
     servers: &[(String, u16)],
     options: &GlusterOptions,
 ) -> Result<(VolfileQuery, Duration), String> {
+    // The servers would reset a connection without TLS.
+    if Path::new(SECURE_ACCESS).exists() {
+        let reason = format!(
+            "its servers are asked by TLS ({SECURE_ACCESS}), by which this program does not ask if they report changes"
+        );
+        log::info!("names and attributes are kept for {:?}: {reason}", options.valid_for);
+        return Err(reason);
+    }
     let asks = VolfileQuery {
         servers: servers.to_vec(),
         transport: options.transport,
@@ -143,6 +154,8 @@ fn translators(
         // Otherwise close(2) would return before the servers have the data, and the end of the process would
         // lose it.
         ("*-write-behind", "flush-behind", "off"),
+        // A write with O_DIRECT returns when the servers have it, so that a file needs no flush after its only write.
+        ("*-write-behind", "strict-O_DIRECT", "on"),
         // An open file must be readable after another client has removed it, and an open that is refused must fail.
         // Without lazy opens, this translator still answers before the servers.
         ("*-open-behind", "lazy-open", "no"),

@@ -62,6 +62,7 @@ impl Gluster {
         // With contents of the size that the kernel knows, it need not ask for the size again.
         let is_known = keeps || handle.unopened_file().is_some_and(SmallFile::has_size);
         if !is_known {
+            self.changes.expire_attributes(gfid);
             self.watch.record_open(&self.nodes, &self.volume, ino);
         }
         let file = OpenVolumeFile {
@@ -216,11 +217,12 @@ impl Gluster {
             _ => {}
         };
         let len = data.remaining();
+        let by = file.writes.begin();
         if let Some(bytes) = data.borrow()
             && bytes.len() == len
         {
-            let count = handle.write(bytes, offset)?;
-            file.writes.add(at);
+            let count = handle.write(bytes, offset, by.flags())?;
+            file.writes.add(at, by);
             wrote(count);
             data.skip(count)?;
             return Ok(count);
@@ -238,10 +240,11 @@ impl Gluster {
                 }
             }
         }
-        let written = written.and_then(|_: usize| handle.write(&room[..filled], offset));
+        let written =
+            written.and_then(|_: usize| handle.write(&room[..filled], offset, by.flags()));
         self.pool.give(room);
         if let Ok(count) = written {
-            file.writes.add(at);
+            file.writes.add(at, by);
             wrote(count);
         }
         written
@@ -332,7 +335,7 @@ impl Gluster {
                 let ready = io.with_context(|cx| self.prepare_write(cx, &file, args));
                 match ready.and_then(|()| self.target(&file, args)) {
                     Ok(WriteTarget { handle, offset, at }) => {
-                        let write = Some((Arc::clone(&file.writes), at));
+                        let write = Some((Arc::clone(&file.writes), at, file.writes.begin()));
                         let own = self.client_change(file.ino).map(|own| (own, offset));
                         let file = TransferFile { handle, write, change, own };
                         transfer::write(io, (file, offset), &self.pool, on);
@@ -416,10 +419,9 @@ impl Gluster {
             self.drop_set_id(ino, &acting.query)?;
         }
         // The kernel gets what it has, with the change, and asks again when it needs the time of the change.
-        if change.size.is_none()
-            && let Some(own) = own
-            && let Some(attr) =
-                own.previous_attributes().and_then(|before| with_changes(before, (&stat, valid)))
+        if let Some(own) = own
+            && let Some(before) = own.previous_attributes()
+            && let Some(attr) = with_changes(before, change.size, (&stat, valid))
         {
             own.finish_with(attr);
             return Ok(attr);

@@ -103,12 +103,12 @@ impl GfapiHandle {
         })
     }
 
-    /// Writes from `offset` on. Returns the number of bytes.
-    pub fn write(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+    /// Writes from `offset` on, with flags of an open file for this write alone. Returns the number of bytes.
+    pub fn write(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let (start, len, offset) = (bytes.as_ptr().cast(), bytes.len(), position(offset)?);
         let write = self.volume.library().glfs_pwrite;
         // SAFETY: `len` bytes are read.
-        check_len(unsafe { write(self.raw, start, len, offset, 0, null_mut(), null_mut()) })
+        check_len(unsafe { write(self.raw, start, len, offset, flags, null_mut(), null_mut()) })
     }
 
     /// Makes the data durable, and all attributes unless `datasync` is set.

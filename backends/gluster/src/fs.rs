@@ -157,7 +157,8 @@ impl FileSystem for Gluster {
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let acting = self.act(cx);
-        if let Some(attr) = self.find_kept_attributes(&acting, ino) {
+        let known = self.find_kept_attributes(&acting, ino);
+        if let Some(attr) = known.or_else(|| self.find_recent_attributes(ino)) {
             return Ok(attr);
         }
         let open = match fh {

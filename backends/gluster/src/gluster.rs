@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use defuse_fs::posix::drop_set_id;
 use defuse_fs::{
-    Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, XattrName,
+    Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, Timestamp,
+    XattrName,
 };
 
 use crate::absent::AbsentAttributes;
@@ -18,7 +19,7 @@ use crate::answers::{
     QueryContext,
 };
 use crate::attributes::attr;
-use crate::changes::ClientChanges;
+use crate::changes::{ClientChange, ClientChanges};
 use crate::contents::{OpenOnDemand, UnopenedFiles};
 use crate::defaults::DefaultAclCache;
 use crate::file::GfapiHandle;
@@ -361,7 +362,8 @@ impl Gluster {
             attr.valid_for = attr.valid_for.min(valid_for);
         }
         if !self.settings.takes_turns {
-            self.changes.record_attributes(gfid, &attr, query.changes);
+            let moment = (query.changes, query.since, is_listed.then_some(dir));
+            self.changes.record_attributes(gfid, &attr, moment);
             // libgfapi itself looks up a listed name before it removes it.
             if let Some(name) = name.filter(|_| !is_listed) {
                 self.looked_up.add((dir, name.as_bytes()), gfid, is_dir);
@@ -381,7 +383,7 @@ impl Gluster {
         let gfid = self.nodes.gfid(ino)?;
         attr.valid_for = self.attribute_lifetime(gfid, &attr, (is_watched, query));
         if !self.settings.takes_turns {
-            self.changes.record_attributes(gfid, &attr, query.changes);
+            self.changes.record_attributes(gfid, &attr, (query.changes, query.since, None));
         }
         self.keep_answer((gfid, stat), None, query, || self.volume.keep(gfid).ok());
         Ok(attr)
@@ -478,6 +480,34 @@ impl Gluster {
         let gfid = self.nodes.gfid(ino).ok()?;
         let stat = answers.find_attributes(&acting.query.who, gfid, Instant::now())?;
         attr(&stat, self.watch.short_lifetime()).ok()
+    }
+
+    /// The attributes of an inode that a kernel asks for again although they hold, because it assumes that a read or a
+    /// change in the directory has changed them: they are as valid as they were.
+    pub(crate) fn find_recent_attributes(&self, ino: Ino) -> Option<Attr> {
+        if self.settings.takes_turns {
+            return None;
+        }
+        let gfid = self.nodes.gfid(ino).ok()?;
+        let recent = self.changes.recent_attributes(gfid, self.watch.short_lifetime())?;
+        // The change time of a directory shows changes by others that servers do not report. It must be asked for after
+        // each change of this client, which would hide an earlier one.
+        if self.watch.is_on() && recent.attr.kind == FileKind::Directory {
+            return None;
+        }
+        self.take_messages();
+        let valid_for = recent.attr.valid_for.checked_sub(recent.age)?;
+        let is_told = |gfid| self.watch.inbox.has_report_since(gfid, recent.reported);
+        let is_valid = !is_told(gfid) && !recent.listed_in.is_some_and(is_told);
+        is_valid.then_some(Attr { valid_for, ..recent.attr })
+    }
+
+    /// Records that a file was made in a directory, whose attributes have no other change than the time, if that is known.
+    pub(crate) fn finish_file_made(&self, change: Option<ClientChange>, stat: &libc::stat) {
+        if let Some(change) = change.filter(|_| self.settings.graph.has_client_times) {
+            let nanos = stat.st_ctime_nsec as u32;
+            change.finish_file_made(Timestamp { secs: stat.st_ctime, nanos });
+        }
     }
 
     /// True if an inode is known to lack an extended attribute.

@@ -22,6 +22,11 @@ fn name_subjects(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
 /// Further lookups of a name after [`try_again`] has given up, of 150 ms each.
 const MORE_TRIES: u32 = 6;
 
+/// Time from the lookup of a name to its removal without another lookup. A distributed volume removes a name where the
+/// file was that libgfapi knows by it. If another client has renamed another file to this name meanwhile, that can be
+/// the pointer to this other file, which no lookup would find again.
+const UNLINKED_WITHIN: Duration = Duration::from_millis(20);
+
 /// The default access list of a directory.
 pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
@@ -101,12 +106,16 @@ impl Gluster {
         let _turn = self.lock_names(&[(gfid, name)]);
         let _inodes = self.lock_inodes(&[gfid], &[]);
         let _own = self.begin_own_change(&name_subjects(gfid, name));
+        let of_dir = self.client_change(parent);
         let perm = self.perm((&dir, gfid), node);
         let make = || match node.kind {
             FileKind::Directory => self.volume.mkdir(&dir, &new, perm),
             kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev),
         };
         let (object, stat) = self.make_missing((&dir, &new), make)?;
+        if node.kind != FileKind::Directory {
+            self.finish_file_made(of_dir, &stat);
+        }
         self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
@@ -125,9 +134,11 @@ impl Gluster {
         let _turn = self.lock_names(&[(gfid, name)]);
         let _inodes = self.lock_inodes(&[gfid], &[]);
         let _own = self.begin_own_change(&name_subjects(gfid, name));
+        let of_dir = self.client_change(parent);
         let new = c_name(name)?;
         let make = || self.volume.symlink(&dir, &new, &target);
         let (object, stat) = self.make_missing((&dir, &new), make)?;
+        self.finish_file_made(of_dir, &stat);
         self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
@@ -145,12 +156,14 @@ impl Gluster {
         let _turn = self.lock_names(&[(gfid, name)]);
         let _inodes = self.lock_inodes(&[gfid], &[]);
         let _own = self.begin_own_change(&name_subjects(gfid, name));
+        let of_dir = self.client_change(parent);
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let changes = self.mode_changes.load(Ordering::Acquire);
         let new = c_name(name)?;
         let make = || self.volume.create(&dir, &new, flags, perm);
         let query = Instant::now();
         let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
+        self.finish_file_made(of_dir, &stat);
         let entry = self.entry((&object, &stat), (gfid, name), &acting.query)?;
         self.nodes.record_creation(entry.ino, query);
         let file = OpenVolumeFile {
@@ -176,7 +189,7 @@ impl Gluster {
         let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
         let _change = self.watch.begin_change(&[gfid]);
         let linked = self.nodes.gfid(ino)?;
-        let _linked = self.client_change(ino);
+        let _client = (self.client_change(ino), self.client_change(parent));
         let _turn = self.lock_names(&[(gfid, name)]);
         let _inodes = self.lock_inodes(&[gfid], &[linked]);
         let [of_name, of_dir] = name_subjects(gfid, name);
@@ -211,7 +224,7 @@ impl Gluster {
         let place = (gfid, name.as_bytes());
         // libgfapi has one call for files and directories, which removes whatever it finds.
         let known = self.watch.find_name(&self.nodes, &self.volume, place);
-        let looked_up = self.looked_up.take(place, self.watch.short_lifetime());
+        let looked_up = self.looked_up.take(place, UNLINKED_WITHIN);
         // A removed directory would be lost if another client had just made a file of its name.
         let looked_up = looked_up.filter(|&(child, is)| !is_dir && !is && self.volume.has(child));
         let known = known.or(looked_up);
@@ -231,7 +244,7 @@ impl Gluster {
         let _inodes = self.lock_inodes(&[gfid], &[removed]);
         let ino = self.nodes.ino(removed);
         self.open_before(|open| Some(open) == ino);
-        let _removed = ino.and_then(|ino| self.client_change(ino));
+        let _removed = (ino.and_then(|ino| self.client_change(ino)), self.client_change(parent));
         match (is, is_dir) {
             (true, false) => Err(Errno::EISDIR),
             (false, true) => Err(Errno::ENOTDIR),
@@ -273,6 +286,8 @@ impl Gluster {
             self.looked_up.take((name.0, name.1.as_bytes()), Duration::ZERO);
         }
         self.open_before(|open| self.nodes.parent(open) == Ok(Some(target)));
+        let _client = (self.client_change(from.0), self.client_change(to.0));
+        let _rename = self.changes.begin_rename();
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
         let is_known = self.watch.record_rename(&self.nodes, names, acting.query.since);

@@ -13,7 +13,7 @@ use crate::changes::ClientChange;
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
 use crate::file::{GfapiHandle, as_callback, position};
 use crate::volume::{check, last};
-use crate::writes::{WritePosition, WriteTracker};
+use crate::writes::{WriteAnswer, WritePosition, WriteTracker};
 
 /// Bytes of buffers that are kept for reuse.
 const KEPT: usize = 16 << 20;
@@ -71,8 +71,8 @@ enum TransferMemory {
     Pooled(Vec<u8>),
 }
 
-/// The write tracker of an open file, and the position of this write.
-type TrackedWrite = (Arc<WriteTracker>, WritePosition);
+/// The write tracker of an open file, and this write.
+type TrackedWrite = (Arc<WriteTracker>, WritePosition, WriteAnswer);
 
 /// The open file of a transfer.
 pub struct TransferFile {
@@ -174,12 +174,13 @@ pub fn write(
     if let Err(errno) = taken {
         return io.finish(Err(errno));
     }
+    let flags = file.write.as_ref().map_or(0, |(_, _, by)| by.flags());
     start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
         // SAFETY: lent memory is valid until the operation ends, which is after this call; pooled memory is valid until
         // the end of this function.
-        unsafe { write(handle.raw(), lent.0.cast(), len, offset, 0, done, data) }
+        unsafe { write(handle.raw(), lent.0.cast(), len, offset, flags, done, data) }
     });
     if !data.is_empty() {
         pool.give(data);
@@ -247,10 +248,10 @@ impl GfapiTransfer {
         let GfapiTransfer { mut io, subject, pool, memory, .. } = self;
         let TransferFile { handle, write, change, own } = subject;
         drop(change);
-        if let Some((writes, at)) = write
+        if let Some((writes, at, by)) = write
             && let Ok(count) = result
         {
-            writes.add(at);
+            writes.add(at, by);
             if let Some((own, offset)) = own
                 && at == WritePosition::Offset
             {

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct WriteTracker {
     /// Writes were acknowledged since the last flush.
     unflushed: AtomicBool,
+    /// A write has begun.
+    has_begun: AtomicBool,
     /// Number of acknowledged writes at an offset.
     placed: AtomicU64,
     /// Number of writes at an offset that the servers have for certain.
@@ -20,9 +22,41 @@ pub enum WritePosition {
     End,
 }
 
+/// The side that acknowledges a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteAnswer {
+    /// The servers have the write.
+    FromServers,
+    /// GlusterFS's client may have kept the write.
+    FromClient,
+}
+
+impl WriteAnswer {
+    /// The flags of a write for libgfapi, whose `write-behind` keeps no write with `O_DIRECT`. The servers write as the
+    /// file was opened.
+    pub fn flags(self) -> i32 {
+        match self {
+            WriteAnswer::FromServers => libc::O_DIRECT,
+            WriteAnswer::FromClient => 0,
+        }
+    }
+}
+
 impl WriteTracker {
+    /// Records that a write begins. The first one of an open file, which often is the only one, goes through to the
+    /// servers: the file needs no flush if no other write follows.
+    pub fn begin(&self) -> WriteAnswer {
+        match self.has_begun.swap(true, Ordering::AcqRel) {
+            false => WriteAnswer::FromServers,
+            true => WriteAnswer::FromClient,
+        }
+    }
+
     /// Records that a write was acknowledged. Its caller does not know it yet.
-    pub fn add(&self, at: WritePosition) {
+    pub fn add(&self, at: WritePosition, by: WriteAnswer) {
+        if by == WriteAnswer::FromServers {
+            return;
+        }
         if at == WritePosition::Offset {
             self.placed.fetch_add(1, Ordering::AcqRel);
         }
@@ -55,12 +89,12 @@ mod tests {
     fn a_write_during_a_wait_is_waited_for_by_the_next_one() {
         let writes = WriteTracker::default();
         assert_eq!(writes.unacknowledged_writes(), None);
-        writes.add(WritePosition::End);
+        writes.add(WritePosition::End, WriteAnswer::FromClient);
         assert_eq!(writes.unacknowledged_writes(), None);
-        writes.add(WritePosition::Offset);
-        writes.add(WritePosition::Offset);
+        writes.add(WritePosition::Offset, WriteAnswer::FromClient);
+        writes.add(WritePosition::Offset, WriteAnswer::FromClient);
         assert_eq!(writes.unacknowledged_writes(), Some(2));
-        writes.add(WritePosition::Offset);
+        writes.add(WritePosition::Offset, WriteAnswer::FromClient);
         assert_eq!(
             writes.unacknowledged_writes(),
             Some(3),
@@ -77,8 +111,21 @@ mod tests {
     fn a_flush_is_needed_once_after_writes() {
         let writes = WriteTracker::default();
         assert!(!writes.take_unflushed());
-        writes.add(WritePosition::Offset);
-        writes.add(WritePosition::End);
+        writes.add(WritePosition::Offset, WriteAnswer::FromClient);
+        writes.add(WritePosition::End, WriteAnswer::FromClient);
         assert!(writes.take_unflushed() && !writes.take_unflushed());
+    }
+
+    #[test]
+    fn the_first_write_of_an_open_file_needs_no_flush() {
+        let writes = WriteTracker::default();
+        let first = writes.begin();
+        assert_eq!((first, first.flags()), (WriteAnswer::FromServers, libc::O_DIRECT));
+        writes.add(WritePosition::Offset, first);
+        assert!(!writes.take_unflushed() && writes.unacknowledged_writes().is_none());
+        let second = writes.begin();
+        assert_eq!((second, second.flags()), (WriteAnswer::FromClient, 0));
+        writes.add(WritePosition::Offset, second);
+        assert!(writes.take_unflushed() && writes.unacknowledged_writes() == Some(1));
     }
 }

@@ -157,7 +157,7 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         self.nodes.has_attributes(ino);
-        let _change = self.watch.begin_change(&[gfid]);
+        let _change = (self.watch.begin_change(&[gfid]), self.client_change(ino));
         let _own =
             self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
@@ -192,7 +192,7 @@ impl Gluster {
         self.check_served(name)?;
         let _acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let _change = self.watch.begin_change(&[gfid]);
+        let _change = (self.watch.begin_change(&[gfid]), self.client_change(ino));
         let _own =
             self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;

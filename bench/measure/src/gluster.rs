@@ -26,13 +26,26 @@ pub const VOLUMES: [&str; 2] = ["dist", "repl"];
 /// in it, too.
 pub const ROOM: &str = "/run/gluster";
 
-/// A volume to make, with two bricks.
+/// The places of the files of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BrickLayout {
+    /// Each of two bricks has some files.
+    Distributed,
+    /// Two bricks have all files.
+    Replicated,
+    /// Two bricks have all files, and a third one their names and attributes.
+    Arbiter,
+    /// Three bricks have a part of each file, of which two suffice.
+    Disperse,
+}
+
+/// A volume to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSetup {
     /// Its name.
     pub name: String,
-    /// The two bricks have all files. Otherwise, each has some of them.
-    pub is_replicated: bool,
+    /// The places of its files.
+    pub layout: BrickLayout,
     /// Options, as `gluster volume set` takes them.
     pub options: Vec<(&'static str, &'static str)>,
 }
@@ -40,7 +53,12 @@ pub struct VolumeSetup {
 impl VolumeSetup {
     /// The line for the script: name, kind and options.
     fn line(&self) -> String {
-        let kind = if self.is_replicated { "replicated" } else { "distributed" };
+        let kind = match self.layout {
+            BrickLayout::Distributed => "distributed",
+            BrickLayout::Replicated => "replicated",
+            BrickLayout::Arbiter => "arbiter",
+            BrickLayout::Disperse => "disperse",
+        };
         let options = self.options.iter().map(|(key, value)| format!(" {key} {value}"));
         format!("{} {kind}{}\n", self.name, options.collect::<String>())
     }
@@ -95,14 +113,11 @@ impl GlusterServers {
             ("features.cache-invalidation", "on"),
             ("features.cache-invalidation-timeout", "600"),
         ];
-        let volume = |name: &str, is_replicated, options| VolumeSetup {
-            name: name.to_owned(),
-            is_replicated,
-            options,
-        };
+        let volume =
+            |name: &str, layout, options| VolumeSetup { name: name.to_owned(), layout, options };
         GlusterServers::with(&[
-            volume(VOLUMES[0], false, Vec::new()),
-            volume(VOLUMES[1], true, tells),
+            volume(VOLUMES[0], BrickLayout::Distributed, Vec::new()),
+            volume(VOLUMES[1], BrickLayout::Replicated, tells),
         ])
     }
 
@@ -219,10 +234,16 @@ mod tests {
     #[test]
     fn a_volume_is_a_line_of_the_script() {
         let options = vec![("a.b", "on"), ("c", "2")];
-        let volume = VolumeSetup { name: "v".into(), is_replicated: true, options };
+        let volume = VolumeSetup { name: "v".into(), layout: BrickLayout::Replicated, options };
         assert_eq!(volume.line(), "v replicated a.b on c 2\n");
-        let volume = VolumeSetup { name: "w".into(), is_replicated: false, options: Vec::new() };
-        assert_eq!(volume.line(), "w distributed\n");
+        for (layout, word) in [
+            (BrickLayout::Distributed, "distributed"),
+            (BrickLayout::Arbiter, "arbiter"),
+            (BrickLayout::Disperse, "disperse"),
+        ] {
+            let volume = VolumeSetup { name: "w".into(), layout, options: Vec::new() };
+            assert_eq!(volume.line(), format!("w {word}\n"));
+        }
     }
 
     #[test]
@@ -233,7 +254,7 @@ mod tests {
         }
         let volume = VolumeSetup {
             name: "v".into(),
-            is_replicated: false,
+            layout: BrickLayout::Distributed,
             options: vec![("performance.io-cache", "off")],
         };
         let servers = GlusterServers::with(&[volume]).unwrap();

@@ -27,8 +27,10 @@ until g pool list 2>/dev/null; do sleep 0.05; done
 room=/run/gluster/bricks
 mkdir $room
 bricks() {
-    mkdir "$room/${1}1" "$room/${1}2"
-    echo "$host:$room/${1}1 $host:$room/${1}2"
+    for number in 1 2 ${2:+3}; do
+        mkdir "$room/$1$number"
+        echo "$host:$room/$1$number"
+    done
 }
 make_volumes
 echo ready

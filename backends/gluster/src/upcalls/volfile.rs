@@ -66,6 +66,8 @@ pub struct ClientGraph {
     pub shards: bool,
     /// Bricks list a directory in different orders: a listing cannot go on at another brick.
     pub is_replicated: bool,
+    /// Times of changes are those of the client, the same for a new file and its directory.
+    pub has_client_times: bool,
 }
 
 impl ClientGraph {
@@ -80,6 +82,7 @@ impl ClientGraph {
         ClientGraph {
             shards: has("features/shard"),
             is_replicated: has("cluster/replicate") || has("cluster/disperse"),
+            has_client_times: has("features/utime"),
         }
     }
 }
@@ -247,7 +250,8 @@ mod tests {
     #[test]
     fn shards_and_copies_are_translators_of_the_client() {
         let with = |kind| format!("{CLIENT}volume x\n type {kind}\nend-volume\n");
-        let graph = |shards, is_replicated| ClientGraph { shards, is_replicated };
+        let graph =
+            |shards, is_replicated| ClientGraph { shards, is_replicated, has_client_times: false };
         assert_eq!(ClientGraph::parse(CLIENT), graph(false, false));
         assert_eq!(ClientGraph::parse(&with("features/shard")), graph(true, false));
         assert_eq!(ClientGraph::parse(&with("cluster/replicate")), graph(false, true));

@@ -1,6 +1,6 @@
 //! The cases: experiments on a volume, and their selection.
 
-use defuse_measure::gluster::VolumeSetup;
+use defuse_measure::gluster::{BrickLayout, VolumeSetup};
 use serde::{Deserialize, Serialize};
 
 /// A volume.
@@ -92,8 +92,11 @@ impl VolumeKind {
             }
             VolumeKind::Dist | VolumeKind::Repl => {}
         }
-        let is_replicated = self == VolumeKind::Repl;
-        Some(VolumeSetup { name: self.name().to_owned(), is_replicated, options })
+        let layout = match self {
+            VolumeKind::Repl => BrickLayout::Replicated,
+            _ => BrickLayout::Distributed,
+        };
+        Some(VolumeSetup { name: self.name().to_owned(), layout, options })
     }
 }
 
