@@ -203,6 +203,36 @@ fn what_sync_acknowledges_in_a_run_survives_the_death_of_its_server() {
     }
 }
 
+#[test]
+fn sync_reaches_a_server_by_a_mount_with_syncfs() {
+    let Some(place) = with_image() else { return };
+    if !Path::new("/dev/loop-control").exists() {
+        return println!("not here: no loop devices");
+    }
+    for (name, way) in &TOLD[..2] {
+        for (source, options, stays) in
+            [("shared", "syncfs", true), ("socket", "syncfs", true), ("shared", "rw", false)]
+        {
+            let args = ["serve", "uhs:img", "socket", "--shared", "-f", "-o", "commit=0"];
+            let mut server = place.command(&args).stderr(Stdio::null()).spawn().unwrap();
+            eventually("the server listens", || place.path("socket").exists());
+            place.expect_success(&["mount", &format!("{source}:socket"), "mnt", "-o", options]);
+            way(&place.path("mnt"), &place.path("mnt/file"));
+            server.kill().unwrap();
+            server.wait().unwrap();
+            place.expect_success(&["umount", "mnt"]);
+            fs::remove_file(place.path("socket")).unwrap();
+            let kept = place.run(&["run", "--mount", "/x=uhs:img", "--", "rm", "/x/file"]);
+            assert_eq!(
+                kept.code == Some(0),
+                stays,
+                "{name} by {source} with {options}: {}",
+                kept.err
+            );
+        }
+    }
+}
+
 /// Changes a file in a directory, which is opened with a flag.
 const CHANGE: &str = "
 import os, sys
@@ -222,6 +252,10 @@ fn copies_to_and_allocations_of_a_file_with_o_sync_are_durable() {
     let Some(place) = with_image() else { return };
     let mnt = place.path("mnt");
     let file = || {
+        // A killed process may have it for a moment.
+        eventually("the image is free", || {
+            place.run(&["run", "--mount", "/x=uhs:img", "--", "true"]).code == Some(0)
+        });
         let size =
             place.run(&["run", "--mount", "/x=uhs:img", "--", "stat", "-c", "%s", "/x/file"]);
         place.run(&["run", "--mount", "/x=uhs:img", "--", "rm", "-f", "/x/file"]);
