@@ -96,6 +96,10 @@ pub struct OwnLimits {
 /// Address space that a process which serves the mounts of a run needs, with its threads and rings.
 const ADDRESS_SPACE: u64 = 640 << 20;
 
+/// Descriptors that a run needs, and those for each of its mounts.
+const DESCRIPTORS: u64 = 24;
+const DESCRIPTORS_OF_MOUNT: u64 = 8;
+
 impl OwnLimits {
     /// Raises the limits of this process as far as permitted.
     pub fn raise() -> OwnLimits {
@@ -128,6 +132,16 @@ impl OwnLimits {
 
     fn finite(&self) -> impl Iterator<Item = (Resource, Rlimit)> {
         self.inherited.into_iter().filter(|(_, inherited)| inherited.current.is_some())
+    }
+
+    /// The reason if this process may have too few descriptors to serve `mounts` of a run: its own programs could not connect to it,
+    /// and would wait.
+    pub fn lacks_descriptors(mounts: usize) -> Option<String> {
+        let needed = DESCRIPTORS + mounts as u64 * DESCRIPTORS_OF_MOUNT;
+        let limit = getrlimit(Resource::Nofile).maximum.filter(|limit| *limit < needed)?;
+        Some(format!(
+            "a process may have {limit} open files here (ulimit -Hn), and this run needs {needed}: raise the limit"
+        ))
     }
 
     /// The warning if the process that serves may not get the memory that it needs: where the C library or the standard

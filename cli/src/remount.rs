@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use defuse_fuse::mount::{MountEntry, MountPlace, resolve};
+use defuse_fuse::mount::{HeldMountpoint, MountEntry, resolve};
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
@@ -63,7 +63,7 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
         tell()?;
     }
     let is_it = |now: &MountEntry| now.mount_id == mount.mount_id;
-    let place = MountPlace::open(&path).and_then(|place| place.ok_or(Errno::INVAL));
+    let place = HeldMountpoint::open(&path).and_then(|place| place.ok_or(Errno::INVAL));
     place.and_then(|place| place.remount(after, is_it)).map_err(|errno| {
         let next = match errno {
             Errno::BUSY => "files are open for writing (`fuser -vm` lists the processes)",

@@ -92,6 +92,9 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     mounts::refuse_twice(&mounts)?;
     let limits = OwnLimits::raise();
+    if let Some(why) = OwnLimits::lacks_descriptors(mounts.len()) {
+        return Err(CommandFailure::Failed(why));
+    }
     show_warnings();
     let servers = mounts::serve(&mut mounts)?;
     if let Some(warning) = limits.warn_of_address_space().filter(|_| !servers.sockets.is_empty()) {

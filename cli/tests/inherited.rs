@@ -155,6 +155,28 @@ fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter
     }
 }
 
+/// With few descriptors the server of a run accepted no connection of its own program, which waited for ever.
+#[test]
+fn a_run_with_few_descriptors_works_or_names_the_limit() {
+    let place = TestPlace::new();
+    place.expect_success(&["mkfs", "uhs", "img", "--size", "16M", "--sparse"]);
+    for source in ["m:=memory:", "m:=uhs:img"] {
+        for limit in [8, 14, 20, 31, 32, 40] {
+            // A process with CAP_SYS_RESOURCE could raise the limit, which a run does not do.
+            let script = format!("ulimit -n {limit}; exec timeout 60 \"$@\"");
+            let mut command = place.command_of(Path::new("sh"), &["-c", &script, "sh", PROGRAM]);
+            command.args(["run", "--mount", source, "--", "sh", "-c", "echo x > m:/f; cat m:/f"]);
+            let said = from_output(command.output().unwrap());
+            if limit < 32 {
+                assert_eq!(said.code, Some(1), "{source} {limit}: {}", said.err);
+                assert!(said.err.contains("ulimit -Hn"), "{}", said.err);
+            } else {
+                assert_eq!((said.code, said.out.as_str()), (Some(0), "x\n"), "{}", said.err);
+            }
+        }
+    }
+}
+
 /// SIGXFSZ ended a run without a word, although the files of its program are small.
 #[test]
 fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {

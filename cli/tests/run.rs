@@ -801,6 +801,42 @@ for how in (os.O_RDWR, os.O_RDONLY, os.O_RDWR | os.O_APPEND):
     run_everywhere("changes of open files", &["python3"], script);
 }
 
+/// truncate(2), sendfile(2), splice(2) and copy_file_range(2) had the error of a limit without its signal.
+#[test]
+fn a_limit_of_file_sizes_has_its_signal_for_every_way_to_write() {
+    let script = r#"python3 -c "
+import errno, os, resource, signal
+signals = []
+signal.signal(signal.SIGXFSZ, lambda *_: signals.append('XFSZ'))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10000, resource.RLIM_INFINITY))
+src = os.open('src', os.O_RDWR | os.O_CREAT); os.write(src, b's' * 10000)
+fd = os.open('f', os.O_RDWR | os.O_CREAT)
+appending = os.open('f', os.O_WRONLY | os.O_APPEND)
+into, out = os.pipe(); os.write(out, b'p' * 12000)
+def do(what, change, *args):
+    signals.clear()
+    try: result = change(*args)
+    except OSError as error: result = errno.errorcode[error.errno]
+    print(what, result, signals, os.fstat(fd).st_size)
+    os.ftruncate(fd, 0); os.lseek(fd, 0, 0); os.lseek(src, 0, 0)
+do('write', os.write, fd, b'x' * 20000)
+do('pwrite', os.pwrite, fd, b'x' * 20000, 9000)
+do('pwrite behind', os.pwrite, fd, b'x', 10000)
+do('writev', os.writev, fd, [b'x' * 6000] * 3)
+do('append', os.write, appending, b'x' * 20000)
+do('ftruncate', os.ftruncate, fd, 10001)
+do('truncate', os.truncate, 'f', 10001)
+do('fallocate', os.posix_fallocate, fd, 0, 10001)
+do('sendfile', lambda: (os.lseek(fd, 5000, 0), os.sendfile(fd, src, 0, 9000))[1])
+do('splice', os.splice, into, fd, 12000)
+do('copy_file_range', os.copy_file_range, src, fd, 9000, 0, 5000)
+do('copy_file_range behind', os.copy_file_range, src, fd, 9000, 0, 10000)
+do('sendfile to the end', os.sendfile, appending, src, 0, 5)
+do('copy of a directory', os.copy_file_range, os.open('.', 0), fd, 5)
+""#;
+    run_everywhere("limits of file sizes", &["python3"], script);
+}
+
 #[test]
 fn a_file_is_read_by_the_rights_of_its_reader() {
     if !may_become_others() {

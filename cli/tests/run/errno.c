@@ -23,6 +23,8 @@ int main(void) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     struct stat seen;
     char text[8];
+    if (errno != 0)
+        printf("errno is %d at the beginning\n", errno);
     errno = 77;
     int fd = open("f", O_RDWR | O_CREAT, 0644);
     check("open", fd >= 0);

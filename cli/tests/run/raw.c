@@ -106,16 +106,21 @@ static void processes(void)
 {
     long fd = RAW(open, "f", O_RDWR);
     fflush(stdout);
-    for (int kind = 0; kind < 4; kind++) {
+    signal(SIGUSR2, SIG_IGN);
+    signal(SIGUSR1, exit);
+    for (int kind = 0; kind < 5; kind++) {
         long child;
         struct {
             unsigned long flags, pidfd, child_tid, parent_tid, exit, stack, size, tls;
         } args = {.exit = SIGCHLD};
+        /* CLONE_CLEAR_SIGHAND, as posix_spawn(3) since glibc 2.38. */
+        if (kind == 4)
+            args.flags = 1UL << 32;
         if (kind == 0)
             child = RAW(fork);
         else if (kind == 1)
             child = RAW(clone, SIGCHLD);
-        else if (kind == 2)
+        else if (kind == 2 || kind == 4)
             child = RAW(clone3, &args, sizeof args);
         else
             child = fork();
@@ -129,7 +134,11 @@ static void processes(void)
                 RAW(exit_group, RAW(write, own, "x", 1) == 1 ? 4 : 5);
             int status;
             RAW(wait4, grandchild, &status, 0, 0);
-            RAW(exit_group, WEXITSTATUS(status) + kind);
+            struct sigaction first, second;
+            sigaction(SIGUSR1, 0, &first);
+            sigaction(SIGUSR2, 0, &second);
+            int kept = (first.sa_handler == exit) * 16 + (second.sa_handler == SIG_IGN) * 32;
+            RAW(exit_group, WEXITSTATUS(status) + kind + kept);
         }
         int status = 0;
         say("waited", RAW(wait4, child, &status, 0, 0) == child);

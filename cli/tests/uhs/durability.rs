@@ -203,6 +203,85 @@ fn what_sync_acknowledges_in_a_run_survives_the_death_of_its_server() {
     }
 }
 
+#[test]
+fn sync_reaches_a_server_by_a_mount_with_syncfs() {
+    let Some(place) = with_image() else { return };
+    if !Path::new("/dev/loop-control").exists() {
+        return println!("not here: no loop devices");
+    }
+    for (name, way) in &TOLD[..2] {
+        for (source, options, stays) in
+            [("shared", "syncfs", true), ("socket", "syncfs", true), ("shared", "rw", false)]
+        {
+            let args = ["serve", "uhs:img", "socket", "--shared", "-f", "-o", "commit=0"];
+            let mut server = place.command(&args).stderr(Stdio::null()).spawn().unwrap();
+            eventually("the server listens", || place.path("socket").exists());
+            place.expect_success(&["mount", &format!("{source}:socket"), "mnt", "-o", options]);
+            way(&place.path("mnt"), &place.path("mnt/file"));
+            server.kill().unwrap();
+            server.wait().unwrap();
+            place.expect_success(&["umount", "mnt"]);
+            fs::remove_file(place.path("socket")).unwrap();
+            let kept = place.run(&["run", "--mount", "/x=uhs:img", "--", "rm", "/x/file"]);
+            assert_eq!(
+                kept.code == Some(0),
+                stays,
+                "{name} by {source} with {options}: {}",
+                kept.err
+            );
+        }
+    }
+}
+
+/// Changes a file in a directory, which is opened with a flag.
+const CHANGE: &str = "
+import os, sys
+os.chdir(sys.argv[1])
+flag = getattr(os, sys.argv[3])
+source = os.open('source', os.O_RDWR | os.O_CREAT)
+os.write(source, b'x' * 8192)
+file = os.open('file', os.O_RDWR | os.O_CREAT | flag)
+if sys.argv[2] == 'copy': os.copy_file_range(source, file, 8192, 0)
+else: os.posix_fallocate(file, 0, 8192)
+";
+
+/// The kernel syncs what write(2) has changed in a file with O_SYNC or O_DSYNC. It leaves copies and allocations to the file system,
+/// of which nothing was durable.
+#[test]
+fn copies_to_and_allocations_of_a_file_with_o_sync_are_durable() {
+    let Some(place) = with_image() else { return };
+    let mnt = place.path("mnt");
+    let file = || {
+        // A killed process may have it for a moment.
+        eventually("the image is free", || {
+            place.run(&["run", "--mount", "/x=uhs:img", "--", "true"]).code == Some(0)
+        });
+        let size =
+            place.run(&["run", "--mount", "/x=uhs:img", "--", "stat", "-c", "%s", "/x/file"]);
+        place.run(&["run", "--mount", "/x=uhs:img", "--", "rm", "-f", "/x/file"]);
+        size.out
+    };
+    let cases = ["copy", "allocation"]
+        .map(|what| ["O_SYNC", "O_DSYNC", "O_APPEND"].map(|flag| (what, flag)));
+    for (what, flag) in cases.into_iter().flatten().filter(|case| *case != ("copy", "O_APPEND")) {
+        let wanted = if flag == "O_APPEND" { "" } else { "8192\n" };
+        for options in ["commit=0", "commit=0,no_syncfs,direct_io"] {
+            place.expect_success(&["mount", "uhs:img", "mnt", "-o", options]);
+            let daemon = place.pid();
+            let done =
+                Command::new("python3").args(["-c", CHANGE]).arg(&mnt).args([what, flag]).status();
+            assert!(done.unwrap().success(), "{what} {flag} {options}");
+            let _ = kill_process(daemon, Signal::KILL);
+            place.expect_success(&["umount", "mnt"]);
+            assert_eq!(file(), wanted, "{what} {flag} {options}");
+        }
+        let script = "python3 -c \"$@\" && kill -9 $PPID";
+        let run = ["run", "--mount", "/x=uhs:img,commit=0", "--", "sh", "-c", script, "sh"];
+        assert_eq!(place.run(&[&run[..], &[CHANGE, "/x", what, flag]].concat()).code, None);
+        assert_eq!(file(), wanted, "{what} {flag} in a run");
+    }
+}
+
 /// A way to end what has the image.
 type End = fn(&TestPlace, &mut Child);
 

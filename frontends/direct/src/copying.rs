@@ -5,7 +5,7 @@ use defuse_fs::{CopyRange, Errno, FileKind};
 use defuse_probe::Op;
 
 use crate::client::DirectClient;
-use crate::data::OFFSET_MAX;
+use crate::data::{OFFSET_MAX, sync_changed};
 use crate::description::FileDescription;
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
@@ -94,7 +94,11 @@ impl DirectClient {
             dst.inode().node.invalidate();
             match copied {
                 Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EXDEV) => {}
-                copied => return Ok(copied? as usize),
+                copied => {
+                    let copied = copied?;
+                    sync_changed(task, dst, dst.flags())?;
+                    return Ok(copied as usize);
+                }
             }
         }
         self.copy_through_memory(task, (src, src_offset), (dst, dst_offset), length as usize)

@@ -284,7 +284,8 @@ impl DirectClient {
         let cx = task.context(file.mount().origin);
         let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
         file.inode().node.invalidate();
-        Ok(result.map_err(replace_enosys)?)
+        result.map_err(replace_enosys)?;
+        Ok(sync_changed(task, file, file.flags())?)
     }
 
     /// Makes the data of an open file durable, fdatasync(2); unless `datasync` is set, its
@@ -611,11 +612,21 @@ fn write_to<S: WriteSource>(
     }
     file.inode().node.invalidate_data();
     let count = result?;
+    sync_changed(task, file, flags)?;
+    Ok(count)
+}
+
+/// Makes a change of an open file durable if `flags`, of the file or of the call, ask for it.
+pub(crate) fn sync_changed(
+    task: &ClientTask,
+    file: &FileDescription,
+    flags: OpenFlags,
+) -> Result<(), Errno> {
     if flags.has(OpenFlags::DSYNC) {
         let datasync = !flags.has(OpenFlags::SYNC);
-        sync(task, file, IoOp::Fsync { file: open, datasync })?;
+        sync(task, file, IoOp::Fsync { file: file.file()?, datasync })?;
     }
-    Ok(count)
+    Ok(())
 }
 
 /// Makes changes durable by `op`, which moves no data. A file system without the operation has nothing

@@ -8,25 +8,25 @@
 
 mod check;
 mod error;
+mod held;
 mod helper;
 mod info;
 mod kernel;
 mod loop_device;
 mod options;
-mod place;
 #[cfg(test)]
 mod tests;
 mod unmount;
 
 pub use check::resolve;
 pub use error::{MountError, UnmountError};
+pub use held::HeldMountpoint;
 pub use helper::HelperWatch;
 pub use info::{
     MountEntry, ServerLiveness, connection_id, fuse_mounts, is_dead_mount, list_mounts, liveness,
     parse_mountinfo,
 };
 pub use options::{ApplyOutcome, MountOptions, OptionError, RootKind, mount_option_names};
-pub use place::MountPlace;
 pub use unmount::{abort, force_if, unmount, unmount_if};
 
 use rustix::fs::FileType;

@@ -1,6 +1,7 @@
 //! The environment of the program, environ(7).
 
 use std::ffi::{CStr, CString, c_char};
+use std::sync::atomic::AtomicPtr;
 
 // SAFETY: the C library's list of variables, declared as in environ(7).
 unsafe extern "C" {
@@ -11,6 +12,13 @@ unsafe extern "C" {
 pub fn variables() -> u64 {
     // SAFETY: the C library's own functions read it without a lock, too.
     unsafe { environ as u64 }
+}
+
+/// Leaves the list to a static program, which may overwrite it. The library itself sees no variables from then on.
+pub fn leave_to_program() {
+    static NONE: [AtomicPtr<c_char>; 1] = [AtomicPtr::new(std::ptr::null_mut())];
+    // SAFETY: before the program begins there is one thread. An empty list is never written, except with NULL.
+    unsafe { environ = NONE.as_ptr().cast_mut().cast() };
 }
 
 /// The value of a variable, which is taken out: the program is not to see it. Before `main`, so that

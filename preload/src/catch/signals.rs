@@ -58,6 +58,21 @@ pub fn action(call: &ProgramCall<'_>) -> CallResult {
     Ok(value)
 }
 
+/// Gives all signals that the program handles their default action, as `CLONE_CLEAR_SIGHAND` does. The kernel would also take the
+/// handler of `SIGSYS`, by which calls are dispatched.
+pub fn clear_actions() {
+    let default: KernelAction = [0; 4];
+    for (number, wanted) in WANTED.iter().enumerate() {
+        if wanted.handler.load(Ordering::Acquire) > 1 {
+            if number != libc::SIGSYS as usize {
+                let args = [number as u64, &raw const default as u64, 0, 8, 0, 0];
+                let _ = sys::pass(libc::SYS_rt_sigaction as u64, &args);
+            }
+            wanted.set(&default);
+        }
+    }
+}
+
 /// The action for the kernel if the program wants `wanted`, a handler.
 fn our_action(wanted: &KernelAction) -> KernelAction {
     if mode::is_dispatched() {

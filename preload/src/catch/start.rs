@@ -109,6 +109,9 @@ fn begin_in_child() {
     if mode::is_dispatched() {
         user_dispatch::rearm();
         tls_block::reset();
+        if fork::clears_actions() {
+            signals::clear_actions();
+        }
     }
 }
 
@@ -165,7 +168,7 @@ fn move_above(fd: i32, floor: i32) -> i32 {
 extern "C" fn begin_at_load(count: usize, arguments: *mut u64, variables: *mut u64) {
     // SAFETY: the loader passes these to functions of initialization.
     unsafe { statics::note_arguments(count, arguments, variables) };
-    begin();
+    inside::keep_errno(begin);
 }
 
 /// Runs [`begin_at_load`] when the library is loaded.

@@ -212,6 +212,7 @@ fn stack(changes: &[(u64, u64)]) -> u64 {
             }
         }
         let sp = (end as u64 - size_of_val(&block[..]) as u64) & !15;
+        environment::leave_to_program();
         std::ptr::copy_nonoverlapping(block.as_ptr(), sp as *mut u64, block.len());
         sp
     }

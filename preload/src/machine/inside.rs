@@ -82,6 +82,16 @@ fn errno() -> *mut i32 {
     unsafe { libc::__errno_location() }
 }
 
+/// Calls `begin`, after which `errno` has its former value: a program begins with 0.
+pub fn keep_errno(begin: fn()) {
+    let errno = errno();
+    // SAFETY: the variable of this thread, which does not end meanwhile.
+    let before = unsafe { errno.read() };
+    begin();
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+}
+
 impl InsideGuard {
     /// Begins; `None` if this thread is inside already, so that the call is one of our own.
     #[inline]

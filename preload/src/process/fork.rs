@@ -25,7 +25,7 @@ use defuse_preload_plan::layout::OnceMessage;
 
 use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::write_line;
-use crate::machine::{heap, sys};
+use crate::machine::{heap, mode, sys};
 use crate::process::compose::RelayFileSystem;
 use crate::process::state::{self, RunProcess};
 use crate::process::{credentials, holders, spawned};
@@ -68,6 +68,8 @@ thread_local! {
     static VFORK: Cell<u64> = const { Cell::new(0) };
     /// The process that this thread makes next begins in a new user namespace.
     static NEW_USERS: Cell<bool> = const { Cell::new(false) };
+    /// The child that this thread makes is to have no handlers, and the kernel leaves that to this library.
+    static CLEARS_ACTIONS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// vfork(2), by `fork`, which makes a child with memory of its own. `frame` is where the frame of the caller begins.
@@ -118,6 +120,11 @@ pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
     if stack == 0 { 0 } else { stack + len }
 }
 
+/// In a child: true if its maker asked for a child without handlers, which are then to be cleared.
+pub fn clears_actions() -> bool {
+    CLEARS_ACTIONS.take()
+}
+
 /// Removes `flag` from the flags of a clone(2) or clone3(2).
 pub fn remove_flag(number: u64, args: &mut [u64; 6], flag: i32) {
     CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
@@ -146,6 +153,7 @@ pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<boo
     const THREAD: u64 = libc::CLONE_THREAD as u64;
     const MEMORY: u64 = libc::CLONE_VM as u64;
     const WAITS: u64 = libc::CLONE_VFORK as u64;
+    const CLEAR_SIGHAND: u64 = 1 << 32;
     let Some(process) = state::get() else { return Ok(false) };
     let mut flags = CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 };
     let Some(requested) = flags.get() else { return Ok(false) };
@@ -157,6 +165,11 @@ pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<boo
     }
     if requested & MEMORY != 0 {
         flags.take(libc::CLONE_VM);
+    }
+    let clears = flags.is_clone3 && mode::is_dispatched() && requested & CLEAR_SIGHAND != 0;
+    CLEARS_ACTIONS.set(clears);
+    if clears {
+        flags.change(|flags| flags & !CLEAR_SIGHAND);
     }
     NEW_USERS.set(requested & libc::CLONE_NEWUSER as u64 != 0);
     let waits = {

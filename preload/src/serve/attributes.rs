@@ -8,6 +8,7 @@ use crate::process::table::DescriptorEntry;
 use crate::process::user_namespace::IdKind::{Groups, Users};
 use crate::process::user_namespace::{to_program, to_server};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
+use crate::serve::data::raise_at_limit;
 use crate::serve::path::{PathOrigin, PathTarget};
 
 fn write_stat(address: u64, stat: &FileStat) -> CallResult {
@@ -315,11 +316,8 @@ pub fn utimensat(call: &ProgramCall<'_>) -> CallResult {
 
 pub fn truncate(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
-    call.client().truncate(
-        call.task(),
-        target.as_walk_start(),
-        target.path,
-        call.args[1] as i64,
-    )?;
+    let length = call.args[1] as i64;
+    let set = call.client().truncate(call.task(), target.as_walk_start(), target.path, length);
+    raise_at_limit(set)?;
     Ok(0)
 }

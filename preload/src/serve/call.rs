@@ -155,6 +155,11 @@ impl ProgramCall<'_> {
 /// How often a call is tried again if its names lead to another file meanwhile.
 pub const TRIES: usize = 8;
 
+/// True if the entry is a directory that is open.
+pub fn is_directory(entry: &DescriptorEntry) -> bool {
+    entry.file().kind() == FileKind::Directory && !entry.file().is_path()
+}
+
 /// True if the entry is a regular file that is open.
 pub fn is_regular(entry: &DescriptorEntry) -> bool {
     entry.file().kind() == FileKind::Regular && !entry.file().is_path()

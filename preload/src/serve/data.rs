@@ -1,20 +1,22 @@
 //! Data of open files: reading, writing, copying, mapping.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_direct::{IoFlags, LockFamily};
-use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
+use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType, OpenFlags};
 
 use crate::machine::{inside, pending, pid, sys};
 use crate::process::table::DescriptorEntry;
 use crate::serve::call::{
-    AfterSignal, CallFailure, CallResult, ProgramCall, call_waiting_inside, is_regular,
+    AfterSignal, CallFailure, CallResult, ProgramCall, call_waiting_inside, is_directory,
+    is_regular,
 };
 use crate::serve::mappings;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
-fn raise_at_limit<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
+pub fn raise_at_limit<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
             let (pid, tid) = (pid::read_pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
@@ -292,8 +294,9 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const PIECE: usize = 1 << 20;
 
 /// One end of a copy.
+#[derive(Clone)]
 struct CopySide {
-    entry: Option<std::sync::Arc<DescriptorEntry>>,
+    entry: Option<Arc<DescriptorEntry>>,
     fd: i32,
     offset: Option<u64>,
 }
@@ -347,6 +350,26 @@ impl CopySide {
         }
     }
 
+    /// Writes as much as possible. Of a file that has no room for all bytes, the kernel, too, hears of the reason: a limit has its
+    /// signal.
+    fn write_all(&self, call: &ProgramCall<'_>, bytes: &[u8]) -> Result<usize, CallFailure> {
+        let mut done = self.write(call, bytes)?;
+        while self.entry.is_some() && done > 0 && done < bytes.len() {
+            let rest = CopySide { offset: self.offset.map(|at| at + done as u64), ..self.clone() };
+            match rest.write(call, &bytes[done..]) {
+                Ok(0) | Err(_) => break,
+                Ok(more) => done += more,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Fails for a file with `O_APPEND`, where sendfile(2) and splice(2) cannot write.
+    fn check_not_appending(&self) -> Result<(), Errno> {
+        let appends = |entry: &Arc<DescriptorEntry>| entry.file().flags().has(OpenFlags::APPEND);
+        if self.entry.as_ref().is_some_and(appends) { Err(Errno::EINVAL) } else { Ok(()) }
+    }
+
     /// Takes back what was read and could not be written.
     fn give_back(&self, call: &ProgramCall<'_>, bytes: i64) {
         if self.offset.is_some() || bytes == 0 {
@@ -381,7 +404,7 @@ fn copy(
             Err(fail) if done == 0 => return Err(fail),
             Err(_) => break,
         };
-        let put = match to.write(call, &piece[..got]) {
+        let put = match to.write_all(call, &piece[..got]) {
             Ok(put) => put,
             Err(fail) => {
                 from.give_back(call, got as i64);
@@ -413,6 +436,7 @@ pub fn sendfile(call: &ProgramCall<'_>) -> CallResult {
     if from.entry.is_none() && to.entry.is_none() {
         return Err(CallFailure::Pass);
     }
+    to.check_not_appending()?;
     copy(call, from, to, call.len(3), (call.args[2], 0))
 }
 
@@ -425,7 +449,8 @@ pub fn copy_file_range(call: &ProgramCall<'_>) -> CallResult {
         (Some(src), Some(dst)) => {
             let len = call.len(4);
             let (src, dst) = ((&**src.file(), from.offset), (&**dst.file(), to.offset));
-            let done = call.client().copy_file_range(call.task(), src, dst, len)?;
+            let done = call.client().copy_file_range(call.task(), src, dst, len);
+            let done = raise_at_limit(done)?;
             for (offset, pointer) in [(from.offset, call.args[1]), (to.offset, call.args[3])] {
                 if let Some(at) = offset {
                     sys::store(pointer, at + done as u64)?;
@@ -440,6 +465,9 @@ pub fn copy_file_range(call: &ProgramCall<'_>) -> CallResult {
                 let pointers = (call.args[1], call.args[3]);
                 copy(call, from, to, call.len(4), pointers)
             }
+            (Some(src), Some(dst)) if is_directory(&src) || is_directory(&dst) => {
+                Err(Errno::EISDIR.into())
+            }
             (Some(_), Some(_)) => Err(Errno::EINVAL.into()),
             // The error between two kinds of file system of the kernel.
             _ => Err(Errno::EXDEV.into()),
@@ -453,6 +481,7 @@ pub fn splice(call: &ProgramCall<'_>) -> CallResult {
     if from.entry.is_none() && to.entry.is_none() {
         return Err(CallFailure::Pass);
     }
+    to.check_not_appending()?;
     // A pipe holds 64 KiB by default; more would wait for a reader that may be this thread.
     copy(call, from, to, call.len(4).min(64 << 10), (call.args[1], call.args[3]))
 }

@@ -32,7 +32,7 @@ impl Dispatcher {
         let opened = self.fs.open(&call.cx, call.ino, args)?;
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
-        self.note_writer(call.ino, args.flags);
+        self.note_open(File { ino: call.ino, fh: opened.fh }, args.flags);
         self.forget_times(call.ino, args.flags);
         let mut bytes = Vec::new();
         if wants_bytes && let Some(memory) = &self.memory {
@@ -89,7 +89,7 @@ impl Dispatcher {
     ) -> Result<HandlerOutcome> {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
-        self.note_writer(entry.ino, flags);
+        self.note_open(File { ino: entry.ino, fh: opened.fh }, flags);
         let out = CreateOut { entry: self.entry_out(&entry), open };
         if reply.send(&[out.as_bytes()]).is_err() {
             self.undo_open(call, entry.ino, &out.open, flags);
@@ -146,14 +146,15 @@ impl Dispatcher {
     fn undo_open(&self, call: &RequestCall<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
-        self.note_writer_gone(ino, flags);
+        self.note_close(file, flags);
         let _ = self.fs.release(&call.cx, file, ReleaseArgs::from_flags(flags));
     }
 
-    /// Counts an open file for writing, for kernel mounts only; see [`super::privileges`].
-    fn note_writer(&self, ino: Ino, flags: OpenFlags) {
+    /// Notes an open file for writing, for kernel mounts only; see [`super::privileges`] and [`super::synced_opens`].
+    fn note_open(&self, file: File, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
-            self.writers.record_open(ino);
+            self.writers.record_open(file.ino);
+            self.synced_opens.record_open(file, flags);
         }
     }
 
@@ -185,9 +186,10 @@ impl Dispatcher {
         }
     }
 
-    fn note_writer_gone(&self, ino: Ino, flags: OpenFlags) {
+    fn note_close(&self, file: File, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
-            self.writers.record_close(ino);
+            self.writers.record_close(file.ino);
+            self.synced_opens.record_close(file);
         }
     }
 
@@ -207,7 +209,7 @@ impl Dispatcher {
         let flags = convert::open_flags(args.flags);
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         self.close_backing(file);
-        self.note_writer_gone(file.ino, flags);
+        self.note_close(file, flags);
         let flock_owner = unlock.then_some(LockOwner(args.lock_owner));
         if args.release_flags & vendor::RELEASE_HAS_READ != 0 && !self.is_kernel {
             self.has_read(call, file);
@@ -402,7 +404,13 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let range = Fallocate { mode: args.mode, offset: args.offset, length: args.length };
-        send_success(self.fs.fallocate(&call.cx, file, range), reply)
+        let changed = self.fs.fallocate(&call.cx, file, range);
+        let changed = changed.and_then(|()| self.sync_changed(call, file));
+        send_success(changed, reply)
+    }
+
+    fn sync_changed(&self, call: &RequestCall<'_>, file: File) -> Result<()> {
+        self.synced_opens.sync_changed(&*self.fs, &call.cx, file)
     }
 
     pub(super) fn lseek(
@@ -464,6 +472,7 @@ impl Dispatcher {
             flags: args.flags,
         };
         let count = self.fs.copy_file_range(&call.cx, &copy)?;
+        self.sync_changed(call, copy.dst)?;
         if wide {
             pod(reply, &abi::CopyFileRangeOut { bytes_copied: count })
         } else {

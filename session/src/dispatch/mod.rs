@@ -11,6 +11,7 @@ mod files;
 mod names;
 mod pages;
 mod privileges;
+mod synced_opens;
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,6 +42,7 @@ use defuse_wire::convert::{self, CacheTimeouts};
 use defuse_wire::request::{DecodedRequest, RequestBody, RequestPayload};
 use pages::CachedPages;
 use privileges::WriterCounts;
+use synced_opens::SyncedOpens;
 
 /// The state of the session that handlers need.
 pub(crate) struct Dispatcher {
@@ -72,6 +74,7 @@ pub(crate) struct Dispatcher {
     /// The value of [`ClientHooks::share`].
     pub(crate) share: Option<Arc<UserShare>>,
     writers: WriterCounts,
+    synced_opens: SyncedOpens,
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
     is_kernel: bool,
@@ -243,6 +246,7 @@ impl Dispatcher {
             pages: is_async.then(CachedPages::new),
             share,
             writers: WriterCounts::default(),
+            synced_opens: SyncedOpens::default(),
             is_kernel,
             groups,
             memory,

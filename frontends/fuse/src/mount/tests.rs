@@ -227,7 +227,7 @@ fn a_path_that_changes_unmounts_and_changes_no_other_mount() {
         for attempt in 0..ATTEMPTS {
             let _ = unmount(&path, false);
             let _ = unmount_if(&path, false, is_it);
-            if let Ok(Some(place)) = MountPlace::open(&path) {
+            if let Ok(Some(place)) = HeldMountpoint::open(&path) {
                 let _ = place.remount(MountFlags::RDONLY, is_it);
             }
             let victim = info::mount_at(&tmpfs).unwrap();

@@ -1,8 +1,8 @@
 //! Unmounting, also of dead mounts.
 
 use super::check::resolve;
+use super::held::HeldMountpoint;
 use super::info::MountEntry;
-use super::place::MountPlace;
 use super::{UnmountError, helper, info};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -57,7 +57,7 @@ fn detach(
     is_it: impl Fn(&MountEntry) -> bool,
 ) -> Result<(), UnmountError> {
     let path = resolve(path);
-    let place = match MountPlace::open(&path) {
+    let place = match HeldMountpoint::open(&path) {
         Ok(place) => place,
         Err(Errno::NOENT | Errno::NOTDIR) => return Err(UnmountError::NotMounted { path }),
         Err(errno) => return Err(UnmountError::Failed { path, message: errno.to_string() }),

@@ -16,23 +16,23 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_remount};
 use super::info::{MountEntry, list_mounts};
 
 /// A name in a directory that is open.
-pub struct MountPlace {
+pub struct HeldMountpoint {
     parent: OwnedFd,
     name: OsString,
 }
 
-impl MountPlace {
+impl HeldMountpoint {
     /// The place of `path`, as [`resolve`](super::resolve) returns it. `None` for `/`, which no other user can exchange.
     ///
     /// # Errors
     ///
     /// The errors of open(2).
-    pub fn open(path: &Path) -> Result<Option<MountPlace>, Errno> {
+    pub fn open(path: &Path) -> Result<Option<HeldMountpoint>, Errno> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
-        Ok(Some(MountPlace { parent, name: name.to_owned() }))
+        Ok(Some(HeldMountpoint { parent, name: name.to_owned() }))
     }
 
     /// The mount that is visible there; `None` if the name is no mount point. Sends no request to its file system.
