@@ -95,7 +95,7 @@ fn the_kernel_forgets_unused_files_beyond_the_bound_and_keeps_those_in_use() {
     let count = |dir: PathBuf| {
         fs::read_dir(dir)
             .unwrap()
-            .inspect(|entry| drop(entry.as_ref().unwrap().metadata().unwrap()))
+            .filter(|entry| entry.as_ref().unwrap().metadata().is_ok())
             .count()
     };
     assert_eq!(

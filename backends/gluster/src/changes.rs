@@ -262,7 +262,7 @@ mod tests {
     /// Another inode in the same place.
     const SAME: Gfid = [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2];
 
-    fn reported() -> UpcallSequence {
+    fn report_sequence() -> UpcallSequence {
         crate::upcalls::UpcallInbox::default().now()
     }
 
@@ -279,7 +279,7 @@ mod tests {
     fn a_write_extends_a_known_size_and_hides_older_answers() {
         let changes = Arc::new(ClientChanges::default());
         let before = changes.now();
-        changes.record_attributes(F, &file(10), (before, reported(), None));
+        changes.record_attributes(F, &file(10), (before, report_sequence(), None));
         assert_eq!(sizes(&changes), Some(10));
         let write = changes.begin(F);
         assert!(changes.has_changed(F, changes.now()) && sizes(&changes).is_none());
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(sizes(&changes), Some(25));
         changes.begin(F).finish_write(3);
         assert_eq!(sizes(&changes), Some(25));
-        changes.record_attributes(F, &file(10), (during, reported(), None));
+        changes.record_attributes(F, &file(10), (during, report_sequence(), None));
         assert_eq!(sizes(&changes), None, "an answer from before the end of the write");
         assert!(changes.has_changed(F, before) && !changes.has_changed(F, changes.now()));
     }
@@ -296,10 +296,10 @@ mod tests {
     #[test]
     fn nothing_is_known_after_a_change_with_another_one_at_the_same_time_or_without_a_result() {
         let changes = Arc::new(ClientChanges::default());
-        changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
+        changes.record_attributes(F, &file(10), (changes.now(), report_sequence(), None));
         drop(changes.begin(F));
         assert_eq!(sizes(&changes), None);
-        changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
+        changes.record_attributes(F, &file(10), (changes.now(), report_sequence(), None));
         let (first, second) = (changes.begin(F), changes.begin(SAME));
         first.finish_write(99);
         assert_eq!(sizes(&changes), None);
@@ -317,9 +317,9 @@ mod tests {
         let changes = Arc::new(ClientChanges::default());
         let old = file(10);
         assert!(!changes.still_has(F, &old));
-        changes.record_attributes(F, &old, (changes.now(), reported(), None));
+        changes.record_attributes(F, &old, (changes.now(), report_sequence(), None));
         assert!(changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
-        changes.record_attributes(F, &file(12), (changes.now(), reported(), None));
+        changes.record_attributes(F, &file(12), (changes.now(), report_sequence(), None));
         assert!(!changes.still_has(F, &old));
     }
 
@@ -329,7 +329,7 @@ mod tests {
         for number in 0..3 * KNOWN {
             let mut gfid = F;
             gfid[0] = number as u8;
-            changes.record_attributes(gfid, &file(1), (changes.now(), reported(), None));
+            changes.record_attributes(gfid, &file(1), (changes.now(), report_sequence(), None));
         }
         assert!(changes.place(F).known.len() <= KNOWN);
     }
@@ -338,7 +338,8 @@ mod tests {
     #[test]
     fn recent_answers_hold_until_a_change_and_a_new_file_gives_its_time_to_the_directory() {
         let (changes, long) = (Arc::new(ClientChanges::default()), Duration::from_secs(1000));
-        let record = || changes.record_attributes(F, &file(10), (changes.now(), reported(), None));
+        let record =
+            || changes.record_attributes(F, &file(10), (changes.now(), report_sequence(), None));
         let recent = || changes.recent_attributes(F, long);
         record();
         assert_eq!(recent().map(|recent| recent.attr.size), Some(10));

@@ -497,8 +497,8 @@ impl Gluster {
         }
         self.take_messages();
         let valid_for = recent.attr.valid_for.checked_sub(recent.age)?;
-        let is_told = |gfid| self.watch.inbox.has_report_since(gfid, recent.reported);
-        let is_valid = !is_told(gfid) && !recent.listed_in.is_some_and(is_told);
+        let has_report = |gfid| self.watch.inbox.has_report_since(gfid, recent.reported);
+        let is_valid = !has_report(gfid) && !recent.listed_in.is_some_and(has_report);
         is_valid.then_some(Attr { valid_for, ..recent.attr })
     }
 
