@@ -23,6 +23,15 @@ pub trait InterruptCheck: Sync {
     fn is_interrupted(&self) -> bool;
 }
 
+/// A capability that takes the place of ownership, with its number of linux/capability.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerCapability {
+    /// `CAP_CHOWN`.
+    Chown = 0,
+    /// `CAP_FOWNER`.
+    Fowner = 3,
+}
+
 /// A source of supplementary groups, which few file systems need: for example a file system that checks access by
 /// itself, on a server of its own.
 pub trait SupplementaryGroups: Send + Sync {
@@ -32,6 +41,14 @@ pub trait SupplementaryGroups: Send + Sync {
 
     /// True if the answer costs nothing, so that it need not be kept.
     fn are_known(&self) -> bool {
+        false
+    }
+
+    /// True if `caller` has this capability over files with this owner and group, capabilities(7), as root of a user
+    /// namespace has it over the files of the namespace. False where the process is gone, and where the frontend
+    /// cannot know.
+    fn has_capability(&self, caller: Caller, number: OwnerCapability, owner: (u32, u32)) -> bool {
+        let _ = (caller, number, owner);
         false
     }
 }
@@ -76,6 +93,12 @@ impl<'a> Context<'a> {
     /// /proc. `ESRCH` where the process is gone, `ENOSYS` where the frontend cannot know them.
     pub fn supplementary_groups(&self) -> Result<Vec<u32>> {
         self.groups.ok_or(Errno::ENOSYS)?.groups_of(self.caller)
+    }
+
+    /// True if the caller has this capability over files with this owner and group. The frontend finds it out at this call,
+    /// as it does for the groups.
+    pub fn has_capability(&self, number: OwnerCapability, owner: (u32, u32)) -> bool {
+        self.groups.is_some_and(|groups| groups.has_capability(self.caller, number, owner))
     }
 
     /// True if the supplementary groups are known without a system call, and may be other ones for the next operation

@@ -48,7 +48,9 @@ pub use buf::{
     WriteSource,
 };
 pub use buffer::Buffer;
-pub use context::{Caller, Context, InterruptCheck, InterruptToken, SupplementaryGroups};
+pub use context::{
+    Caller, Context, InterruptCheck, InterruptToken, OwnerCapability, SupplementaryGroups,
+};
 pub use creation::{CREATE_WITH, create_in_calls, fill_new};
 pub use dates::DateFloor;
 pub use errno::{Errno, Result};

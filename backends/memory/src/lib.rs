@@ -57,7 +57,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
-use defuse_fs::posix::{AccessTimeRule, clears_mark, drop_set_id};
+use defuse_fs::posix::{self, AccessTimeRule, clears_mark, drop_set_id};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
@@ -394,7 +394,8 @@ impl FileSystem for MemoryFileSystem {
         Ok(self.attr(&*self.inode(ino)?, valid_for))
     }
 
-    fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        posix::check_owner_change(cx, &self.attr(&*self.inode(ino)?, Duration::ZERO), fh, set)?;
         self.clear_mark(cx, ino, set.kill_suidgid || set.uid.or(set.gid).is_some());
         self.change_attributes(cx, ino, || self.setattr(ino, set))
     }
@@ -407,6 +408,7 @@ impl FileSystem for MemoryFileSystem {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
+        posix::check_owner_xattr(cx, &self.attr(&*self.inode(ino)?, Duration::ZERO), name)?;
         self.change_attributes(cx, ino, || self.setxattr(ino, name, value, flags))
     }
 
@@ -429,6 +431,7 @@ impl FileSystem for MemoryFileSystem {
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        posix::check_owner_xattr(cx, &self.attr(&*self.inode(ino)?, Duration::ZERO), name)?;
         self.change_attributes(cx, ino, || self.removexattr(ino, name))
     }
 

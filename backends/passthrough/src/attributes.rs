@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use defuse_fs::{
-    Attr, Context, Errno, Fh, FileKind, Ino, NewNode, Result, SetAttr, SetTime, SetXattrFlags,
-    Timestamp, Xattr, XattrName,
+    Attr, Context, Errno, Fh, FileKind, Ino, NewNode, OwnerCapability, Result, SetAttr, SetTime,
+    SetXattrFlags, Timestamp, Xattr, XattrName, posix,
 };
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
@@ -70,13 +70,18 @@ impl Passthrough {
         let target = AttributeTarget { fd, is_open: open.is_some() };
         let how = self.options.credentials;
         let only_kills = set.kill_suidgid && set.size.is_none();
+        let rights = OwnerRights { files: self, cx, inode: &inode, fd };
         if set.uid.is_some() || set.gid.is_some() || only_kills {
             // For a change of owner, the kernel clears set-user-id, set-group-id and
             // security.capability for every caller. CAP_FSETID only preserves set-group-id without
             // group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
-            run_as_decided(how, || target.chown(uid, gid))?;
+            // The thread has CAP_CHOWN, so that the lower file system does not ask for the owner.
+            if how == CredentialsPolicy::Sticky && cx.caller.uid != 0 {
+                rights.check_new_owner(set)?;
+            }
+            run_as_decided(how, || rights.is_held(), || target.chown(uid, gid))?;
         }
         if let Some(size) = set.size {
             let _guard = keep_suidgid(!set.kill_suidgid, how);
@@ -85,14 +90,15 @@ impl Passthrough {
         if let Some(perm) = set.perm {
             // The frontend knows the caller's groups, and has decided whether set-group-id stays.
             let _guard = keep_suidgid(true, how);
-            set_mode(target, perm & 0o7777, how)?;
+            set_mode(target, perm & 0o7777, how, |stat| rights.may_set_mode(stat, set))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let times = Timestamps {
                 last_access: timespec(set.atime),
                 last_modification: timespec(set.mtime),
             };
-            run_as_decided(how, || target.utimens(&times))?;
+            let may_raise = || posix::are_times_free(fh, set) || rights.is_held();
+            run_as_decided(how, may_raise, || target.utimens(&times))?;
         }
         if set.unanswered {
             return Ok(Attr::for_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
@@ -202,10 +208,13 @@ impl Passthrough {
         if name.as_bytes() == CAPABILITY {
             self.inodes.get(ino)?.without_capability.end();
         }
-        self.with_path(ino, |path| {
-            run_as_decided(how, || {
-                rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno()
-            })
+        self.with_inode_path(ino, |inode, fd, path| {
+            let rights = OwnerRights { files: self, cx, inode, fd };
+            run_as_decided(
+                how,
+                || rights.is_held(),
+                || rustix::fs::setxattr(path.as_c_str(), name.as_bytes(), value, bits).or_errno(),
+            )
         })
     }
 
@@ -219,10 +228,13 @@ impl Passthrough {
         if is_hidden(cx, name.as_bytes()) {
             return Err(Errno::EPERM);
         }
-        self.with_path(ino, |path| {
-            run_as_decided(self.options.credentials, || {
-                rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno()
-            })
+        self.with_inode_path(ino, |inode, fd, path| {
+            let rights = OwnerRights { files: self, cx, inode, fd };
+            run_as_decided(
+                self.options.credentials,
+                || rights.is_held(),
+                || rustix::fs::removexattr(path.as_c_str(), name.as_bytes()).or_errno(),
+            )
         })
     }
 
@@ -237,9 +249,59 @@ impl Passthrough {
     }
 
     fn with_path<T>(&self, ino: Ino, run: impl FnOnce(&ProcPath) -> Result<T>) -> Result<T> {
+        self.with_inode_path(ino, |_, _, path| run(path))
+    }
+
+    fn with_inode_path<T>(
+        &self,
+        ino: Ino,
+        run: impl FnOnce(&LowerInode, BorrowedFd<'_>, &ProcPath) -> Result<T>,
+    ) -> Result<T> {
         let inode = self.inodes.get(ino)?;
         let fd = self.fd(&inode)?;
-        run(&ProcPath::new(fd.as_fd()))
+        run(&inode, fd.as_fd(), &ProcPath::new(fd.as_fd()))
+    }
+}
+
+/// The rights of a caller over a file by the owner that it has below. The frontend may know an earlier owner: the kernel
+/// checks a change by an open file with what it has cached, however old that is.
+struct OwnerRights<'a> {
+    files: &'a Passthrough,
+    cx: &'a Context<'a>,
+    inode: &'a LowerInode,
+    fd: BorrowedFd<'a>,
+}
+
+impl OwnerRights<'_> {
+    /// True if the caller is root, or has `CAP_FOWNER` over the file as root of a user namespace.
+    fn is_held(&self) -> bool {
+        StatxResult::read(self.fd).is_ok_and(|stat| self.is_held_over(&stat))
+    }
+
+    fn is_held_over(&self, stat: &StatxResult) -> bool {
+        let fowner = OwnerCapability::Fowner;
+        let is_held =
+            self.cx.caller.uid == 0 || self.cx.has_capability(fowner, (stat.uid(), stat.gid()));
+        if !is_held {
+            self.files.pruning.drop_attributes(self.inode.ino());
+        }
+        is_held
+    }
+
+    /// True if the mode in `set` requires no ownership, or the caller has the rights.
+    fn may_set_mode(&self, stat: &StatxResult, set: &SetAttr) -> bool {
+        self.attr(stat).is_ok_and(|attr| posix::is_mode_free(&attr, set)) || self.is_held_over(stat)
+    }
+
+    fn check_new_owner(&self, set: &SetAttr) -> Result<()> {
+        let attr = self.attr(&StatxResult::read(self.fd)?)?;
+        posix::check_new_owner(self.cx, &attr, set).inspect_err(|_| {
+            self.files.pruning.drop_attributes(self.inode.ino());
+        })
+    }
+
+    fn attr(&self, stat: &StatxResult) -> Result<Attr> {
+        stat.attr(self.inode.key.mount, self.files.options.attr_valid_for)
     }
 }
 
@@ -312,14 +374,17 @@ impl AttributeTarget<'_> {
 /// chmod(2) as the caller that the thread acts as. If the lower file system does not consider the
 /// caller the owner, set-user-id and set-group-id are not added: the frontend may have decided by
 /// an owner that has changed since.
-fn set_mode(target: AttributeTarget<'_>, perm: u32, how: CredentialsPolicy) -> Result<()> {
-    let change = || target.chmod(perm);
-    match change() {
-        Err(Errno::EPERM) if perm & 0o6000 & !StatxResult::read(target.fd)?.perm() == 0 => {
-            run_as_decided(how, change)
-        }
-        other => other,
-    }
+fn set_mode(
+    target: AttributeTarget<'_>,
+    perm: u32,
+    how: CredentialsPolicy,
+    may_raise: impl FnOnce(&StatxResult) -> bool,
+) -> Result<()> {
+    let may_raise = || {
+        StatxResult::read(target.fd)
+            .is_ok_and(|stat| perm & 0o6000 & !stat.perm() == 0 && may_raise(&stat))
+    };
+    run_as_decided(how, may_raise, || target.chmod(perm))
 }
 
 fn timespec(time: Option<SetTime>) -> Timespec {

@@ -130,15 +130,16 @@ pub(crate) fn act_as(caller: Caller, how: CredentialsPolicy) {
     }
 }
 
-/// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM`. The frontend has
-/// decided that the caller may do it. The caller may have that capability over the file without
-/// being its owner (root of a user namespace), or the change may not require ownership.
+/// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM` and `may_raise` returns true. The caller may
+/// have that capability over the file without being its owner (root of a user namespace), or the change may not require
+/// ownership. The decision of the frontend is no reason: it may know an owner that has changed since.
 pub(crate) fn run_as_decided<T>(
     how: CredentialsPolicy,
+    may_raise: impl FnOnce() -> bool,
     change: impl Fn() -> Result<T>,
 ) -> Result<T> {
     match change() {
-        Err(Errno::EPERM) if how == CredentialsPolicy::Sticky => {
+        Err(Errno::EPERM) if how == CredentialsPolicy::Sticky && may_raise() => {
             let raised = with_thread(|thread| Ok(thread.raise(CapabilitySet::FOWNER)));
             if raised == Ok(true) { change() } else { Err(Errno::EPERM) }
         }

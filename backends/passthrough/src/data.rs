@@ -133,7 +133,7 @@ impl Passthrough {
         if !flags.contains(OFlags::NOATIME) {
             return self.open_inode(inode, flags);
         }
-        match run_as_decided(self.options.credentials, || self.open_inode(inode, flags)) {
+        match run_as_decided(self.options.credentials, || true, || self.open_inode(inode, flags)) {
             Err(Errno::EPERM) => self.open_inode(inode, flags - self.extra_flags()),
             other => other,
         }

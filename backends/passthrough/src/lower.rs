@@ -136,6 +136,10 @@ impl StatxResult {
         self.0.stx_uid
     }
 
+    pub(crate) fn gid(&self) -> u32 {
+        self.0.stx_gid
+    }
+
     /// The permission bits, with set-user-id, set-group-id and sticky.
     pub(crate) fn perm(&self) -> u32 {
         u32::from(self.0.stx_mode) & 0o7777

@@ -400,3 +400,92 @@ fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
         });
     });
 }
+
+/// Capabilities over the files of user 1000 alone, as root of a namespace with this user has them.
+struct NamespaceRoot;
+
+impl SupplementaryGroups for NamespaceRoot {
+    fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
+
+    fn has_capability(&self, _: Caller, _: OwnerCapability, owner: (u32, u32)) -> bool {
+        owner.0 == 1000
+    }
+}
+
+/// The kernel checks fchmod(2) and the like with the owner that it has cached, however old that is. The daemon then repeated
+/// with CAP_FOWNER what the lower file system had refused to the former owner, and changed the group with CAP_CHOWN.
+#[test]
+fn a_former_owner_changes_no_attributes() {
+    if !is_root() {
+        return;
+    }
+    run_everywhere(&PassthroughOptions::default(), |served| {
+        let (entry, file) = served.create("file");
+        let path = served.path("file");
+        let none = SetAttr::default();
+        let at = Some(SetTime::At(Timestamp { secs: 7, nanos: 0 }));
+        let for_owners = [
+            SetAttr { perm: Some(0o777), ..none },
+            SetAttr { perm: Some(0o4777), ..none },
+            SetAttr { gid: Some(1001), ..none },
+            SetAttr { uid: Some(1001), ..none },
+            SetAttr { mtime: at, ..none },
+            SetAttr { atime: at, mtime: at, ..none },
+        ];
+        let give = |uid, mode| {
+            served.act_as_myself();
+            chown(&path, Some(uid), Some(uid)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let list =
+            [&2_u32.to_le_bytes()[..], &acl_entry(1, 6), &acl_entry(4, 6), &acl_entry(0x20, 6)]
+                .concat();
+        let access = XattrName::new(b"system.posix_acl_access").unwrap();
+        let former = cx(1001, 1001);
+        for mode in [0o755, 0o4755] {
+            give(0, mode);
+            let before = fs::metadata(&path).unwrap();
+            for set in &for_owners {
+                assert_eq!(
+                    served.fs.setattr(&former, entry.ino, None, set),
+                    Err(Errno::EPERM),
+                    "{set:?}"
+                );
+            }
+            let set =
+                served.fs.setxattr(&former, entry.ino, access, &list, SetXattrFlags::default());
+            assert!(matches!(set, Err(Errno::EPERM | Errno::EOPNOTSUPP)), "{set:?}");
+            let after = fs::metadata(&path).unwrap();
+            let facts = |meta: &fs::Metadata| (meta.mode(), meta.uid(), meta.gid(), meta.mtime());
+            assert_eq!(facts(&after), facts(&before));
+        }
+        // By ftruncate(2), and of the cache of writes.
+        let truncate = SetAttr { size: Some(1), mtime: Some(SetTime::Now), ..none };
+        served.fs.setattr(&former, entry.ino, Some(file.fh), &truncate).unwrap();
+        let flush = SetAttr { mtime: at, ..none };
+        served.fs.setattr(&former, entry.ino, Some(file.fh), &flush).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mtime(), 7);
+        // The owner, and root of a namespace that has the owner.
+        let root_of_namespace = cx(1001, 1001).with_groups(&NamespaceRoot);
+        for set in &for_owners[..1] {
+            give(1001, 0o755);
+            served.fs.setattr(&former, entry.ino, None, set).unwrap();
+            give(1000, 0o755);
+            served.fs.setattr(&root_of_namespace, entry.ino, None, set).unwrap();
+            give(0, 0o755);
+            let refused = served.fs.setattr(&root_of_namespace, entry.ino, None, set);
+            assert_eq!(refused, Err(Errno::EPERM));
+        }
+        give(1000, 0o755);
+        let group = SetAttr { gid: Some(1001), ..none };
+        served.fs.setattr(&root_of_namespace, entry.ino, None, &group).unwrap();
+        give(0, 0o755);
+        served.release(file);
+    });
+}
+
+fn acl_entry(tag: u16, perm: u16) -> Vec<u8> {
+    [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use defuse_block::BlockDevice;
 use defuse_fs::locks::LockQueue;
-use defuse_fs::posix::clears_mark;
+use defuse_fs::posix::{self, clears_mark};
 use defuse_fs::source::{NoWatch, WorkWatch};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
@@ -458,7 +458,8 @@ impl FileSystem for Uhs {
         self.engine.names().attr(ino.0, valid_for)
     }
 
-    fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        posix::check_owner_change(cx, &self.engine.names().attr(ino.0, Duration::ZERO)?, fh, set)?;
         self.clear_mark(cx, ino, set.kill_suidgid || set.uid.or(set.gid).is_some());
         self.set_attributes(cx, ino, set)
     }
@@ -471,6 +472,7 @@ impl FileSystem for Uhs {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
+        posix::check_owner_xattr(cx, &self.engine.names().attr(ino.0, Duration::ZERO)?, name)?;
         self.change_attributes(cx, [ino], || self.engine.setxattr(ino.0, (name, value), flags))
     }
 
@@ -493,6 +495,7 @@ impl FileSystem for Uhs {
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        posix::check_owner_xattr(cx, &self.engine.names().attr(ino.0, Duration::ZERO)?, name)?;
         self.change_attributes(cx, [ino], || self.engine.removexattr(ino.0, name))
     }
 

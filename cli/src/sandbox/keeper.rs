@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::{Caller, Errno, SupplementaryGroups};
+use defuse_fs::{Caller, Errno, OwnerCapability, SupplementaryGroups};
 use defuse_fuse::ProcessGroups;
 use defuse_socket::name::{self, SocketInode};
 use rustix::fs::{Mode, OFlags};
@@ -30,6 +30,9 @@ use crate::{inherited, paths, signals};
 
 /// Maximum length of a message in bytes. The longest is a snapshot of all counters.
 const MESSAGE_MAX: u64 = 16 << 20;
+/// A question about the groups of a process, whose number follows. Other questions are the number of a capability, and
+/// then have the process, a user and a group.
+const OF_GROUPS: u32 = u32::MAX;
 /// In place of a number of groups: the process does not exist.
 const NO_PROCESS: u32 = u32::MAX;
 /// Maximum number of groups of a process, as in the kernel (`NGROUPS_MAX`).
@@ -208,11 +211,19 @@ struct KeeperGroups(Mutex<UnixStream>);
 impl SupplementaryGroups for KeeperGroups {
     fn groups_of(&self, caller: Caller) -> defuse_fs::Result<Vec<u32>> {
         let mut socket = lock(&self.0);
-        socket.write_all(&caller.pid.to_ne_bytes())?;
+        write_numbers(&mut socket, [OF_GROUPS, caller.pid])?;
         match read_number(&mut socket)? {
             count @ 0..=GROUPS_MAX => (0..count).map(|_| Ok(read_number(&mut socket)?)).collect(),
             _ => Err(Errno::ESRCH),
         }
+    }
+
+    fn has_capability(&self, caller: Caller, number: OwnerCapability, owner: (u32, u32)) -> bool {
+        let mut socket = lock(&self.0);
+        let question = [number as u32, caller.pid, owner.0, owner.1];
+        write_numbers(&mut socket, question)
+            .and_then(|()| read_number(&mut socket))
+            .is_ok_and(|has| has == 1)
     }
 }
 
@@ -336,7 +347,15 @@ fn make_found(file: &[u8], entry: &RegistryEntry) -> RegisteredMount {
 
 fn tell_groups(mut socket: UnixStream) -> io::Result<()> {
     loop {
+        let question = read_number(&mut socket)?;
         let caller = Caller { pid: read_number(&mut socket)?, ..Caller::default() };
+        let capabilities = [OwnerCapability::Chown, OwnerCapability::Fowner];
+        if let Some(number) = capabilities.into_iter().find(|number| *number as u32 == question) {
+            let owner = (read_number(&mut socket)?, read_number(&mut socket)?);
+            let has = ProcessGroups.has_capability(caller, number, owner);
+            write_numbers(&mut socket, [u32::from(has)])?;
+            continue;
+        }
         let answer = match ProcessGroups.groups_of(caller) {
             Ok(groups) if groups.len() <= GROUPS_MAX as usize => {
                 std::iter::once(groups.len() as u32)
@@ -348,6 +367,10 @@ fn tell_groups(mut socket: UnixStream) -> io::Result<()> {
         };
         socket.write_all(&answer)?;
     }
+}
+
+fn write_numbers<const N: usize>(socket: &mut UnixStream, numbers: [u32; N]) -> io::Result<()> {
+    socket.write_all(&numbers.map(u32::to_ne_bytes).concat())
 }
 
 fn read_number(socket: &mut UnixStream) -> io::Result<u32> {

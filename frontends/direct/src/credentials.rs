@@ -1,6 +1,6 @@
 //! The credentials that permission checks use.
 
-use defuse_fs::{Caller, Context, Errno, Origin, SupplementaryGroups, posix};
+use defuse_fs::{Caller, Context, Errno, Origin, OwnerCapability, SupplementaryGroups, posix};
 
 /// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
@@ -125,5 +125,9 @@ impl SupplementaryGroups for TaskCredentials {
 
     fn groups_of(&self, _: Caller) -> Result<Vec<u32>, Errno> {
         Ok(self.groups.to_vec())
+    }
+
+    fn has_capability(&self, _: Caller, number: OwnerCapability, _: (u32, u32)) -> bool {
+        self.has(number as u32)
     }
 }

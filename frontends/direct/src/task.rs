@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::{ArcSwap, Guard};
-use defuse_fs::{Caller, Context, Errno, LockOwner, Origin, SupplementaryGroups};
+use defuse_fs::{Caller, Context, Errno, LockOwner, Origin, OwnerCapability, SupplementaryGroups};
 
 use crate::credentials::{TaskCredentials, cap};
 use crate::work_dir::WorkDir;
@@ -190,5 +190,9 @@ impl SupplementaryGroups for ClientTask {
 
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>, Errno> {
         self.credentials().groups_of(caller)
+    }
+
+    fn has_capability(&self, caller: Caller, number: OwnerCapability, owner: (u32, u32)) -> bool {
+        self.credentials().has_capability(caller, number, owner)
     }
 }

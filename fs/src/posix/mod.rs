@@ -7,6 +7,7 @@ mod access_time;
 pub mod acl;
 mod create;
 mod names;
+mod ownership;
 pub mod rename;
 mod set_id;
 
@@ -14,6 +15,9 @@ pub use access::{consults_acl, owns, permits};
 pub use access_time::{AccessTimeRule, access_time_is_due};
 pub use create::{CreateParent, NewInode, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
+pub use ownership::{
+    are_times_free, check_new_owner, check_owner_change, check_owner_xattr, is_mode_free,
+};
 pub use set_id::{clears_mark, drop_set_id};
 
 /// Permission to execute a file or search a directory, `MAY_EXEC` of `linux/fs.h`.

@@ -47,6 +47,15 @@ impl InodePruning {
         self.lock().retain(|(attached, _)| *attached != origin);
     }
 
+    /// Drops the attributes of `ino` that frontends have cached.
+    pub(crate) fn drop_attributes(&self, ino: Ino) {
+        let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
+        for notify in frontends {
+            // A frontend that is gone has none.
+            let _ = notify.invalidate_inode(ino, None);
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Origin, Arc<dyn Notify>)>> {
         self.frontends.lock().unwrap_or_else(PoisonError::into_inner)
     }
