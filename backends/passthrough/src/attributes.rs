@@ -69,19 +69,21 @@ impl Passthrough {
         };
         let target = AttributeTarget { fd, is_open: open.is_some() };
         let how = self.options.credentials;
-        let only_kills = set.kill_suidgid && set.size.is_none();
+        let changes_owner = set.uid.is_some() || set.gid.is_some();
+        let only_kills = set.kill_suidgid && set.size.is_none() && !changes_owner;
         let rights = OwnerRights { files: self, cx, inode: &inode, fd };
-        if set.uid.is_some() || set.gid.is_some() || only_kills {
+        if changes_owner || only_kills {
             // For a change of owner, the kernel clears set-user-id, set-group-id and
             // security.capability for every caller. CAP_FSETID only preserves set-group-id without
             // group execution.
             let _guard = keep_suidgid(cx.caller.uid == 0, how);
             let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
             // The thread has CAP_CHOWN, so that the lower file system does not ask for the owner.
-            if how == CredentialsPolicy::Sticky && cx.caller.uid != 0 {
+            if changes_owner && how == CredentialsPolicy::Sticky && cx.caller.uid != 0 {
                 rights.check_new_owner(set)?;
             }
-            run_as_decided(how, || rights.is_held(), || target.chown(uid, gid))?;
+            let may_raise = || rights.is_only_clearing(set) || rights.is_held();
+            run_as_decided(how, may_raise, || target.chown(uid, gid))?;
         }
         if let Some(size) = set.size {
             let _guard = keep_suidgid(!set.kill_suidgid, how);
@@ -291,6 +293,11 @@ impl OwnerRights<'_> {
     /// True if the mode in `set` requires no ownership, or the caller has the rights.
     fn may_set_mode(&self, stat: &StatxResult, set: &SetAttr) -> bool {
         self.attr(stat).is_ok_and(|attr| posix::is_mode_free(&attr, set)) || self.is_held_over(stat)
+    }
+
+    fn is_only_clearing(&self, set: &SetAttr) -> bool {
+        let attr = StatxResult::read(self.fd).and_then(|stat| self.attr(&stat));
+        attr.is_ok_and(|attr| posix::is_only_clearing(&attr, set))
     }
 
     fn check_new_owner(&self, set: &SetAttr) -> Result<()> {

@@ -122,3 +122,43 @@ fn a_former_owner_cannot_make_a_set_user_id_program() {
     assert_eq!(fs::metadata(place.path("src/program")).unwrap().mode() & 0o7777, 0o755);
     place.expect_success(&["umount", "mnt"]);
 }
+
+/// The user has the file open from before root took it by chown(1) in the source. fchmod(2) and the like look nothing up, so that the
+/// kernel checked the owner that it had cached, however old that was, and the daemon did it with its own rights.
+#[test]
+fn a_former_owner_changes_no_file_by_a_descriptor() {
+    let Some(place) = TestPlace::new_to_mount() else { return };
+    share(&place, 0o777);
+    for options in ["allow_other", "allow_other,timeout=0"] {
+        place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
+        let (mounted, below) = (place.path("mnt/file"), place.path("src/file"));
+        as_user(NOBODY, &[], || fs::write(&mounted, "x")).unwrap();
+        let file = as_user(NOBODY, &[], || fs::File::open(&mounted)).unwrap();
+        chown(&below, Some(0), Some(0)).unwrap();
+        fs::set_permissions(&below, fs::Permissions::from_mode(0o755)).unwrap();
+        let open_to_all = || file.set_permissions(fs::Permissions::from_mode(0o777));
+        let attempts: [(&str, &(dyn Fn() -> std::io::Result<()> + Sync)); 3] = [
+            ("mode", &open_to_all),
+            ("group", &|| std::os::unix::fs::fchown(&file, None, Some(NOBODY))),
+            ("times", &|| file.set_modified(std::time::UNIX_EPOCH)),
+        ];
+        for (name, attempt) in attempts {
+            let result = as_user(NOBODY, &[], attempt);
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied, "{name} {options}");
+        }
+        let meta = fs::metadata(&below).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.gid()), (0o755, 0), "{options}");
+        // A user with the capability may, which the daemon learns from its keeper.
+        let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let status = std::process::Command::new("setpriv")
+            .args(user)
+            .args(["--inh-caps=+fowner", "--ambient-caps=+fowner", "chmod", "700"])
+            .arg(&mounted)
+            .status();
+        assert!(status.unwrap().success(), "{options}");
+        assert_eq!(fs::metadata(&below).unwrap().mode() & 0o7777, 0o700, "{options}");
+        drop(file);
+        fs::remove_file(&below).unwrap();
+        place.expect_success(&["umount", "mnt"]);
+    }
+}

@@ -17,6 +17,7 @@ pub use create::{CreateParent, NewInode, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
 pub use ownership::{
     are_times_free, check_new_owner, check_owner_change, check_owner_xattr, is_mode_free,
+    is_only_clearing,
 };
 pub use set_id::{clears_mark, drop_set_id};
 

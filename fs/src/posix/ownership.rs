@@ -26,14 +26,18 @@ pub fn check_owner_change(
 
 /// Fails with `EPERM` if only another user may set the owner and group in `set`.
 pub fn check_new_owner(cx: &Context<'_>, attr: &Attr, set: &SetAttr) -> Result<()> {
-    // A frontend sets the present owner when it clears set-user-id before a change of data.
-    let is_free =
-        set.gid.is_none() && set.uid.is_none_or(|uid| set.kill_suidgid && uid == attr.uid);
+    let is_free = set.gid.is_none() && set.uid.is_none() || is_only_clearing(attr, set);
     let owner = (attr.uid, attr.gid);
     if is_free || is_owner_or_root(cx, attr) || cx.has_capability(OwnerCapability::Chown, owner) {
         return Ok(());
     }
     Err(Errno::EPERM)
+}
+
+/// True if `set` changes no owner, and clears set-user-id and set-group-id: a change of data by any user does so. A frontend
+/// may set the present owner for that.
+pub fn is_only_clearing(attr: &Attr, set: &SetAttr) -> bool {
+    set.kill_suidgid && set.gid.is_none() && set.uid.is_none_or(|uid| uid == attr.uid)
 }
 
 /// Fails with `EPERM` if only another user may set the attribute `name`, which is so for access lists.
