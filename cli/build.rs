@@ -1,7 +1,9 @@
-//! Names the libraries for programs, which the program carries (`src/run/library.rs`, `src/fuse.rs`).
+//! Names the libraries for programs, which the program carries (`src/run/library.rs`,
+//! `src/fuse.rs`).
 //!
-//! Cargo builds these libraries before it links this program, because this program depends on their crates. This script runs
-//! earlier, and where cargo only checks code there is no library: then the program would have an empty file.
+//! Cargo builds these libraries before it links this program, because this program depends on their
+//! crates. This script runs earlier, and where cargo only checks code there is no library: then the
+//! program would have an empty file.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Links the unwinder into the library.
 //!
-//! Otherwise every program of a run would load libgcc_s.so.1 for it: one library more for the loader,
-//! and sixty microseconds in its constructor alone, for CPUID, on a virtual machine.
+//! Otherwise every program of a run would load libgcc_s.so.1 for it: one library more for the
+//! loader, and sixty microseconds in its constructor alone, for CPUID, on a virtual machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,11 +9,12 @@ use std::process::Command;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=CC");
-    // Calls of our own lead to the functions of this library, also where a program has some of these names.
+    // Calls of our own lead to the functions of this library, also where a program has some of
+    // these names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     match unwinder() {
-        // `-bundle`: as a separate library it comes before the library that the standard library names, which is then
-        // not needed.
+        // `-bundle`: as a separate library it comes before the library that the standard library
+        // names, which is then not needed.
         Some(folder) => {
             println!("cargo:rustc-link-search=native={}", folder.display());
             println!("cargo:rustc-link-lib=static:-bundle=gcc_eh");

@@ -1,10 +1,11 @@
-//! Measures operations on names through the contract, without a frontend: `memory:` beside uhs on memory,
-//! or on an image file.
+//! Measures operations on names through the contract, without a frontend: `memory:` beside uhs on
+//! memory, or on an image file.
 //!
 //! `cargo run --release -p defuse-bench --example names -- memory|ram|IMAGE [FILES [THREADS]]`
 //!
-//! It prints the CPU time of the whole process for each operation, with the sync at the end of each phase,
-//! and the resident memory for each closed file. With uhs on memory the latter includes the device.
+//! It prints the CPU time of the whole process for each operation, with the sync at the end of each
+//! phase, and the resident memory for each closed file. With uhs on memory the latter includes the
+//! device.
 
 use std::fs;
 use std::path::Path;

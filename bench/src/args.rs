@@ -26,8 +26,8 @@ pub struct BenchmarkArgs {
     /// Only workloads with one of these names or prefixes.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub only: Vec<String>,
-    /// Targets: native, libfuse, libfuse-xattr, fuser (both of fuser-1 and fuser-4), fuser-N, fuser-N-wb, defuse (over /dev/fuse),
-    /// defuse-uring (over io_uring).
+    /// Targets: native, libfuse, libfuse-xattr, fuser (both of fuser-1 and fuser-4), fuser-N,
+    /// fuser-N-wb, defuse (over /dev/fuse), defuse-uring (over io_uring).
     #[arg(long, value_delimiter = ',', value_name = "NAME",
           default_values = ["native", "libfuse", "fuser", "defuse"])]
     pub targets: Vec<String>,
@@ -37,8 +37,9 @@ pub struct BenchmarkArgs {
     /// The program to measure [default: `defuse` beside this program].
     #[arg(long, value_name = "PATH")]
     pub defuse: Option<PathBuf>,
-    /// An earlier build of `defuse` to measure beside the new one, as the target `defuse-before`. Every workload then
-    /// requires 0.97 of the better peer; with `--targets native,defuse` the earlier build is the only one.
+    /// An earlier build of `defuse` to measure beside the new one, as the target `defuse-before`.
+    /// Every workload then requires 0.97 of the better peer; with `--targets native,defuse` the
+    /// earlier build is the only one.
     #[arg(long, value_name = "PATH")]
     pub before: Option<PathBuf>,
     /// Additional mount options for defuse, as one comma-separated list.

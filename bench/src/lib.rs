@@ -7,9 +7,9 @@
 //! on a loaded machine; absolute figures are not.
 //!
 //! ```text
-//! cargo run --release -p defuse-bench -- --quick                      an overview, in a minute or two
+//! cargo run --release -p defuse-bench -- --quick             an overview, in a minute or two
 //! cargo run --release -p defuse-bench -- --only create,write-4k      some workloads, by prefix
-//! cargo run --release -p defuse-bench -- --markdown table.md --check  the section for docs/performance.md
+//! cargo run --release -p defuse-bench -- --markdown FILE --check  for docs/performance.md
 //! ```
 //!
 //! It requires root: it creates an ext4 on a loop device, mounts every target and drops the

@@ -1,4 +1,5 @@
-//! Every workload runs: on a plain directory, which takes no privilege, and through the fuser peer where one may mount.
+//! Every workload runs: on a plain directory, which takes no privilege, and through the fuser peer
+//! where one may mount.
 
 use std::fs;
 use std::path::Path;

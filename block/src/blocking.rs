@@ -33,11 +33,13 @@ impl BlockingQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `out` is not whole blocks or outside of the device; otherwise the errors of the device (`EIO`).
+    /// `EINVAL` if `out` is not whole blocks or outside of the device; otherwise the errors of the
+    /// device (`EIO`).
     pub fn read(&mut self, block: u64, out: &mut [u8]) -> Result<()> {
         let mut at = block;
         for part in out.chunks_mut(self.largest) {
-            // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed here.
+            // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed
+            // here.
             let memory = unsafe { RawBuf::new(part.as_mut_ptr(), part.len()) }.into();
             self.run(BlockOpKind::Read { block: at, memory })?;
             at += (part.len() / self.block_size) as u64;
@@ -53,8 +55,8 @@ impl BlockingQueue {
     pub fn write(&mut self, block: u64, data: &[u8]) -> Result<()> {
         let mut at = block;
         for part in data.chunks(self.largest) {
-            // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed here; a write only
-            // reads the memory.
+            // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed
+            // here; a write only reads the memory.
             let memory = unsafe { RawBuf::new(part.as_ptr().cast_mut(), part.len()) }.into();
             self.run(BlockOpKind::Write { block: at, memory, fua: false })?;
             at += (part.len() / self.block_size) as u64;
@@ -66,7 +68,8 @@ impl BlockingQueue {
     ///
     /// # Errors
     ///
-    /// Fails with the errors of the device. Then it is unknown which writes since the last flush are durable.
+    /// Fails with the errors of the device. Then it is unknown which writes since the last flush
+    /// are durable.
     pub fn flush(&mut self) -> Result<()> {
         self.run(BlockOpKind::Flush)
     }

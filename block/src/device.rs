@@ -17,8 +17,8 @@ pub struct DeviceProperties {
     pub block_size: u32,
     /// The number of blocks.
     pub blocks: u64,
-    /// Bytes that an aligned write replaces whole or not at all when the power fails. Users that stay
-    /// correct with 512 work on every device.
+    /// Bytes that an aligned write replaces whole or not at all when the power fails. Users that
+    /// stay correct with 512 work on every device.
     pub atomic_write: u32,
     /// Completed writes can be lost in a power failure until a flush.
     pub volatile_cache: bool,
@@ -46,7 +46,8 @@ impl DeviceProperties {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Blocks of one read or write at most, even where each of them is a piece of memory of its own.
+    /// Blocks of one read or write at most, even where each of them is a piece of memory of its
+    /// own.
     pub fn blocks_at_once(&self) -> usize {
         ((self.max_transfer / self.block_size) as usize).min(self.max_segments).max(1)
     }
@@ -86,11 +87,11 @@ pub enum QueuePriority {
 ///
 /// # Order and durability
 ///
-/// - Operations in flight have no order, even operations on one block: an overlapping read sees old, new or mixed
-///   bytes, and of two overlapping writes either may win.
-/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device, and the writes of
-///   queues that were dropped before. Once the flush is reaped without an error they survive a power failure. A write
-///   with `fua` survives once it is reaped.
+/// - Operations in flight have no order, even operations on one block: an overlapping read sees
+///   old, new or mixed bytes, and of two overlapping writes either may win.
+/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the
+///   device, and the writes of queues that were dropped before. Once the flush is reaped without an
+///   error they survive a power failure. A write with `fua` survives once it is reaped.
 /// - All other writes survive in part, whole or not at all, each unit of
 ///   [`atomic_write`](DeviceProperties::atomic_write) bytes by itself.
 /// - A write that failed leaves each of these units old or new.
@@ -132,30 +133,32 @@ pub trait BlockDevice: Send + Sync {
         self.queue(depth)
     }
 
-    /// The reason for an earlier `ENOMEM` of this device, with the next step: a limit of this process. `None` if the
-    /// device has met no limit.
+    /// The reason for an earlier `ENOMEM` of this device, with the next step: a limit of this
+    /// process. `None` if the device has met no limit.
     fn shortage(&self) -> Option<String> {
         None
     }
 
-    /// A line about this device for its users, with the next step: it works, but not as well as it could. `None` if
-    /// there is nothing to report.
+    /// A line about this device for its users, with the next step: it works, but not as well as it
+    /// could. `None` if there is nothing to report.
     fn note(&self) -> Option<String> {
         None
     }
 
-    /// The clock that measures operations of this device. A device in virtual time has its own, so that all runs are
-    /// equal.
+    /// The clock that measures operations of this device. A device in virtual time has its own, so
+    /// that all runs are equal.
     fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(MonotonicClock::default())
     }
 }
 
-/// A pair of queues, for submissions and completions. One thread at a time uses it. Only [`wait`](DeviceQueue::wait)
-/// blocks, and dropping the queue, which waits for operations in flight.
+/// A pair of queues, for submissions and completions. One thread at a time uses it. Only
+/// [`wait`](DeviceQueue::wait) blocks, and dropping the queue, which waits for operations in
+/// flight.
 pub trait DeviceQueue: Send {
-    /// Adds an operation, which begins at the next [`kick`](DeviceQueue::kick) at the latest. An invalid operation
-    /// (outside of the device, with memory of another length) completes with `EINVAL`.
+    /// Adds an operation, which begins at the next [`kick`](DeviceQueue::kick) at the latest. An
+    /// invalid operation (outside of the device, with memory of another length) completes with
+    /// `EINVAL`.
     ///
     /// # Errors
     ///
@@ -168,15 +171,16 @@ pub trait DeviceQueue: Send {
     /// Appends the operations that are complete to `done`, each exactly once, in any order.
     fn reap(&mut self, done: &mut Vec<BlockCompletion>);
 
-    /// Kicks, and sleeps until an operation is complete, a [`QueueWaker`] is used, or `timeout` is over; at
-    /// once where something can be reaped. Returns early for no reason now and then.
+    /// Kicks, and sleeps until an operation is complete, a [`QueueWaker`] is used, or `timeout` is
+    /// over; at once where something can be reaped. Returns early for no reason now and then.
     fn wait(&mut self, timeout: Option<Duration>);
 
-    /// Returns a waker that ends a [`wait`](DeviceQueue::wait) from another thread, also one that begins later.
+    /// Returns a waker that ends a [`wait`](DeviceQueue::wait) from another thread, also one that
+    /// begins later.
     fn waker(&self) -> QueueWaker;
 
-    /// A descriptor that is readable by poll(2) while kicked operations can be reaped, for a thread that waits for
-    /// several queues at a time. `None` if the queue has no such descriptor.
+    /// A descriptor that is readable by poll(2) while kicked operations can be reaped, for a thread
+    /// that waits for several queues at a time. `None` if the queue has no such descriptor.
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

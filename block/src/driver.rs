@@ -20,8 +20,8 @@ pub struct DeviceDriver {
 /// The drivers of this program.
 static DRIVERS: Mutex<Vec<&'static DeviceDriver>> = Mutex::new(Vec::new());
 
-/// Adds a driver to this program: from now on names that begin with its scheme are names of its devices. A file with
-/// such a name can still be named by a path (`./nvme:x`).
+/// Adds a driver to this program: from now on names that begin with its scheme are names of its
+/// devices. A file with such a name can still be named by a path (`./nvme:x`).
 pub fn add_driver(driver: &'static DeviceDriver) {
     let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if drivers.iter().all(|known| known.scheme != driver.scheme) {

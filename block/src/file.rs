@@ -1,4 +1,5 @@
-//! A device that is a file or a block device, past the page cache: by io_uring(7), or by threads where that is refused.
+//! A device that is a file or a block device, past the page cache: by io_uring(7), or by threads
+//! where that is refused.
 
 mod access;
 mod bounce;
@@ -94,8 +95,8 @@ impl OpenDeviceFile {
         FileDevice::new(&self.locked)
     }
 
-    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the
-    /// operations.
+    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused:
+    /// threads perform the operations.
     ///
     /// # Errors
     ///

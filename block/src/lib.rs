@@ -1,14 +1,16 @@
 //! Block devices from user space: operations that are pushed to a queue and reaped later.
 //!
-//! The crate has the traits [`BlockDevice`] and [`DeviceQueue`], the memory that operations use ([`MemoryRegion`],
-//! [`OperationMemory`]), and four devices: [`FileDevice`] (a file or block device, by io_uring or by threads),
-//! [`RamDevice`] (memory), [`SimDevice`] (memory that records every event, so that a test can compute the possible
-//! states after a power cut) and [`SsdModel`] (an SSD in virtual time). [`SeparatedDevice`] shares a few queues of a
-//! device among many users by the classes of their operations, [`CountedDevice`] counts the operations of a device, and
+//! The crate has the traits [`BlockDevice`] and [`DeviceQueue`], the memory that operations use
+//! ([`MemoryRegion`], [`OperationMemory`]), and four devices: [`FileDevice`] (a file or block
+//! device, by io_uring or by threads), [`RamDevice`] (memory), [`SimDevice`] (memory that records
+//! every event, so that a test can compute the possible states after a power cut) and [`SsdModel`]
+//! (an SSD in virtual time). [`SeparatedDevice`] shares a few queues of a device among many users
+//! by the classes of their operations, [`CountedDevice`] counts the operations of a device, and
 //! [`WorkerDevice`] has one thread do all I/O, near the device.
 //!
-//! The crate knows no file system, keeps no cache, and promises no order that the device does not promise. The traits are
-//! independent of io_uring, so that a pair of NVMe queues can implement them.
+//! The crate knows no file system, keeps no cache, and promises no order that the device does not
+//! promise. The traits are independent of io_uring, so that a pair of NVMe queues can implement
+//! them.
 //!
 //! ```
 //! use defuse_block::{BlockingQueue, BlockDevice, RamDevice};

@@ -54,8 +54,8 @@ pub struct RawBuf {
     len: usize,
 }
 
-// SAFETY: the caller of `RawBuf::new` has promised that the memory may be used, from any thread, until it is given
-// back.
+// SAFETY: the caller of `RawBuf::new` has promised that the memory may be used, from any thread,
+// until it is given back.
 unsafe impl Send for RawBuf {}
 
 impl RawBuf {
@@ -63,9 +63,10 @@ impl RawBuf {
     ///
     /// # Safety
     ///
-    /// From now until the operation is reaped (or the buffer dropped without being pushed) the bytes must stay mapped.
-    /// During a read, nothing else may access them; during a write, nothing may change them, and they must be
-    /// initialized. No peer that is not trusted may share them: devices copy from them more than once.
+    /// From now until the operation is reaped (or the buffer dropped without being pushed) the
+    /// bytes must stay mapped. During a read, nothing else may access them; during a write, nothing
+    /// may change them, and they must be initialized. No peer that is not trusted may share them:
+    /// devices copy from them more than once.
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         RawBuf { start, len }
     }
@@ -107,7 +108,8 @@ impl OperationMemory {
             OperationMemory::Shared(..) | OperationMemory::Bytes(..) => None,
             OperationMemory::Owned(owned) => Some(&mut owned.vec[owned.range.clone()]),
             OperationMemory::Raw(raw) => {
-                // SAFETY: the bytes are mapped, and nothing else uses them during a read (`RawBuf::new`).
+                // SAFETY: the bytes are mapped, and nothing else uses them during a read
+                // (`RawBuf::new`).
                 Some(unsafe { std::slice::from_raw_parts_mut(raw.start, raw.len) })
             }
         }

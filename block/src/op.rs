@@ -55,8 +55,8 @@ pub struct BlockCompletion {
     pub tag: u64,
     /// Whole success or an error. After a failed read the memory holds anything.
     pub result: Result<()>,
-    /// The memory of a read or write; of others, nothing. A device that failed in the middle of an operation keeps the
-    /// memory that it may still use: there is none with such an error.
+    /// The memory of a read or write; of others, nothing. A device that failed in the middle of an
+    /// operation keeps the memory that it may still use: there is none with such an error.
     pub memory: MemorySegments,
 }
 
@@ -78,8 +78,8 @@ impl BlockOpKind {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an operation that is outside of the device, empty, too large, not of whole blocks, or a read into
-    /// shared memory; `EOPNOTSUPP` for an operation that the device lacks.
+    /// `EINVAL` for an operation that is outside of the device, empty, too large, not of whole
+    /// blocks, or a read into shared memory; `EOPNOTSUPP` for an operation that the device lacks.
     pub fn check(&self, facts: &DeviceProperties) -> Result<()> {
         let Some((block, blocks)) = self.range(facts.block_size) else { return Ok(()) };
         if blocks == 0 || !facts.holds(block, blocks) {

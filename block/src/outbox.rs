@@ -1,4 +1,5 @@
-//! Completions on their way from the thread that performed an operation to the queue that it was pushed to.
+//! Completions on their way from the thread that performed an operation to the queue that it was
+//! pushed to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -46,8 +47,8 @@ impl CompletionOutbox {
         count
     }
 
-    /// Sleeps until there is a completion, [`wake`](CompletionOutbox::wake) is called, or `timeout` is over. Returns
-    /// early now and then.
+    /// Sleeps until there is a completion, [`wake`](CompletionOutbox::wake) is called, or `timeout`
+    /// is over. Returns early now and then.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         if self.lock().is_empty() {
             self.parker.park(timeout);
@@ -59,8 +60,8 @@ impl CompletionOutbox {
         self.parker.unpark();
     }
 
-    /// A descriptor that is readable while there are completions; `None` where the process can have no more
-    /// descriptors.
+    /// A descriptor that is readable while there are completions; `None` where the process can have
+    /// no more descriptors.
     pub(crate) fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         let all = self.lock();
         let event_fd = self.event_fd.get_or_init(|| {

@@ -82,8 +82,8 @@ impl BlockStore {
     }
 }
 
-/// A device in memory. Blocks that were never written read as zeros and take no memory. A clone shares the content;
-/// [`fork`](RamDevice::fork) copies it, at little cost.
+/// A device in memory. Blocks that were never written read as zeros and take no memory. A clone
+/// shares the content; [`fork`](RamDevice::fork) copies it, at little cost.
 #[derive(Clone)]
 pub struct RamDevice {
     facts: Arc<DeviceProperties>,

@@ -1,11 +1,13 @@
 //! Memory for devices: 4 KiB frames in one memfd, named by their index and never by a pointer.
 //!
-//! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other processes. A
-//! [`FrameRun`] has one owner at a time, so that memory is not read while a device writes to it.
+//! Being one memfd, a region can be registered with a device as a whole, and later be mapped by
+//! other processes. A [`FrameRun`] has one owner at a time, so that memory is not read while a
+//! device writes to it.
 //!
-//! Frames get memory in pages of 2 MiB when the first of 512 is taken, if the kernel has such pages (`MADV_COLLAPSE`,
-//! Linux 6.1). Page by page that takes eight times as long, unless the kernel must first make room for a large page, or
-//! the host of a virtual machine must. Then the 512 frames get small pages, all at once.
+//! Frames get memory in pages of 2 MiB when the first of 512 is taken, if the kernel has such pages
+//! (`MADV_COLLAPSE`, Linux 6.1). Page by page that takes eight times as long, unless the kernel
+//! must first make room for a large page, or the host of a virtual machine must. Then the 512
+//! frames get small pages, all at once.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -42,15 +44,15 @@ pub struct MemoryRegion {
     small_pages: AtomicU32,
 }
 
-// SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through `FrameRun`s,
-// each of which owns its part exclusively.
+// SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached
+// through `FrameRun`s, each of which owns its part exclusively.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: bytes are only reached through `FrameRun`s, which own their parts; fields outside of the mutex are constant
-// or atomic.
+// SAFETY: bytes are only reached through `FrameRun`s, which own their parts; fields outside of the
+// mutex are constant or atomic.
 unsafe impl Sync for MemoryRegion {}
 
-/// A run of frames with one owner. Dropping it gives it back to its region. It initially contains whatever bytes lay
-/// there before.
+/// A run of frames with one owner. Dropping it gives it back to its region. It initially contains
+/// whatever bytes lay there before.
 pub struct FrameRun {
     region: Arc<MemoryRegion>,
     first: u32,
@@ -85,8 +87,8 @@ impl MemoryRegion {
         }))
     }
 
-    /// Takes a run of `count` neighbouring frames (at most 512). `None` where no aligned block of that many
-    /// frames, rounded up to a power of two, is free.
+    /// Takes a run of `count` neighbouring frames (at most 512). `None` where no aligned block of
+    /// that many frames, rounded up to a power of two, is free.
     pub fn take(self: &Arc<Self>, count: u32) -> Option<FrameRun> {
         let mut free = self.lock();
         let first = free.take(count)?;
@@ -110,8 +112,8 @@ impl MemoryRegion {
         }
     }
 
-    /// Makes one page of the 512 frames from `first` on, or else 512 pages, if all of them belong to the region.
-    /// Otherwise they get memory one by one when they are used.
+    /// Makes one page of the 512 frames from `first` on, or else 512 pages, if all of them belong
+    /// to the region. Otherwise they get memory one by one when they are used.
     fn give_memory(&self, first: u32) {
         let bytes = FRAME << LARGEST;
         let is_whole = first + (1 << LARGEST) <= self.frames;
@@ -127,7 +129,8 @@ impl MemoryRegion {
         let waits = |blocks: u32| blocks.checked_sub(1);
         let waits = self.small_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, waits);
         if waits.is_ok() {
-            // Small pages at once cost less than one fault for each. An old kernel (before 5.14) has faults.
+            // Small pages at once cost less than one fault for each. An old kernel (before 5.14)
+            // has faults.
             let _ = advise(bytes, libc::MADV_POPULATE_WRITE);
             return;
         }
@@ -160,8 +163,8 @@ impl MemoryRegion {
         self.id
     }
 
-    /// The address of the region's first byte, for drivers that map it for a device. The bytes belong to the owners of
-    /// the frames.
+    /// The address of the region's first byte, for drivers that map it for a device. The bytes
+    /// belong to the owners of the frames.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
@@ -176,7 +179,8 @@ impl MemoryRegion {
     }
 }
 
-/// Maps all of `memory`, at an address that can begin a page of 2 MiB if `memory` is at least as large.
+/// Maps all of `memory`, at an address that can begin a page of 2 MiB if `memory` is at least as
+/// large.
 fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
     let align = FRAME << LARGEST;
     let room = if bytes < align { bytes } else { bytes + align };
@@ -188,7 +192,8 @@ fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
     };
     let before = if bytes < align { 0 } else { start.align_offset(align) };
     let at = start.wrapping_add(before);
-    // SAFETY: the range lies within the one above, which nothing else uses; the rest of that range is unmapped.
+    // SAFETY: the range lies within the one above, which nothing else uses; the rest of that range
+    // is unmapped.
     unsafe {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         if let Err(errno) = rustix::mm::mmap(at.cast(), bytes, prot, flags, memory, 0) {
@@ -214,7 +219,8 @@ impl AsFd for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: `new` has made the mapping. Every `FrameRun` keeps the region alive, so none is left.
+        // SAFETY: `new` has made the mapping. Every `FrameRun` keeps the region alive, so none is
+        // left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes()) };
     }
 }
@@ -241,7 +247,8 @@ impl FrameRun {
         &self.region
     }
 
-    /// Splits the run: returns the frames from number `at` on as a run of their own. Bytes stay where they are.
+    /// Splits the run: returns the frames from number `at` on as a run of their own. Bytes stay
+    /// where they are.
     ///
     /// # Panics
     ///
@@ -266,15 +273,16 @@ impl FrameRun {
 impl Deref for FrameRun {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frames lie within the mapping (`FreeFrames::take`), which is zero or written at all times, and
-        // have no other owner.
+        // SAFETY: the frames lie within the mapping (`FreeFrames::take`), which is zero or written
+        // at all times, and have no other owner.
         unsafe { std::slice::from_raw_parts(self.start(), self.count as usize * FRAME) }
     }
 }
 
 impl DerefMut for FrameRun {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the frames lie within the mapping, as for `deref`; their only owner is borrowed mutably.
+        // SAFETY: the frames lie within the mapping, as for `deref`; their only owner is borrowed
+        // mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.count as usize * FRAME) }
     }
 }

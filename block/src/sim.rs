@@ -1,9 +1,9 @@
-//! A simulated device: memory that records every event, fails on demand, and computes the possible states after a power
-//! failure at any moment.
+//! A simulated device: memory that records every event, fails on demand, and computes the possible
+//! states after a power failure at any moment.
 //!
-//! It has no thread of its own, and its time is the number of events. Operations are in flight until a queue waits, and
-//! then complete in an order that a seed decides; so a seed replays a run bit for bit, provided that one thread at a
-//! time uses the device.
+//! It has no thread of its own, and its time is the number of events. Operations are in flight
+//! until a queue waits, and then complete in an order that a seed decides; so a seed replays a run
+//! bit for bit, provided that one thread at a time uses the device.
 
 mod crash;
 mod queue;
@@ -119,8 +119,8 @@ impl SimDevice {
         self
     }
 
-    /// Calls `fault` for every operation from now on, when it begins: an error makes it fail. A write that fails leaves
-    /// each sector old or new.
+    /// Calls `fault` for every operation from now on, when it begins: an error makes it fail. A
+    /// write that fails leaves each sector old or new.
     pub fn fail(&self, fault: impl FnMut(&CandidateOperation) -> Option<Errno> + Send + 'static) {
         self.lock().fault = Some(Box::new(fault));
     }
@@ -150,7 +150,8 @@ impl SimDevice {
         RamDevice::from_store(self.lock().now.clone())
     }
 
-    /// All moments at which the power could have failed, from before the first event to after the last.
+    /// All moments at which the power could have failed, from before the first event to after the
+    /// last.
     pub fn power_cuts(&self) -> PowerCuts {
         let state = self.lock();
         PowerCuts::new(state.begin.clone(), state.events.clone())

@@ -34,8 +34,8 @@ pub struct QueueParker {
 }
 
 impl QueueParker {
-    /// Sleeps until [`unpark`](QueueParker::unpark) was called since the last time, or `timeout` is over. True if it
-    /// was called.
+    /// Sleeps until [`unpark`](QueueParker::unpark) was called since the last time, or `timeout` is
+    /// over. True if it was called.
     pub fn park(&self, timeout: Option<Duration>) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut woken = match timeout {

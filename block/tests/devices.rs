@@ -214,8 +214,8 @@ fn what_is_no_device_is_refused() {
     ));
 }
 
-/// A thread that performed the last operation still had the device open when the user had its answer and dropped the
-/// rest.
+/// A thread that performed the last operation still had the device open when the user had its
+/// answer and dropped the rest.
 #[test]
 fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! ARC: the adaptive replacement cache (Megiddo and Modha, FAST 2003), with bytes in place of pages.
+//! ARC: the adaptive replacement cache (Megiddo and Modha, FAST 2003), with bytes in place of
+//! pages.
 
 use crate::lists::{ExtentLists, ListPosition};
 use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
@@ -9,8 +10,8 @@ const MORE: usize = 1;
 const GHOST_ONCE: usize = 2;
 const GHOST_MORE: usize = 3;
 
-/// Two LRU lists, for extents used once and for the others. A use of an extent that has left one of them makes that
-/// list longer.
+/// Two LRU lists, for extents used once and for the others. A use of an extent that has left one of
+/// them makes that list longer.
 #[derive(Debug)]
 pub struct ArcPolicy {
     capacity: u64,

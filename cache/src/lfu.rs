@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
-/// Evicts the extent with the fewest uses since it was inserted; among several, the extent that was unused for the
-/// longest time.
+/// Evicts the extent with the fewest uses since it was inserted; among several, the extent that was
+/// unused for the longest time.
 #[derive(Debug)]
 pub struct LfuPolicy {
     capacity: u64,

@@ -1,4 +1,5 @@
-//! Extents in linked lists, found by their key. Links are numbers in one table, so that each step is O(1).
+//! Extents in linked lists, found by their key. Links are numbers in one table, so that each step
+//! is O(1).
 
 use std::collections::HashMap;
 

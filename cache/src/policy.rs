@@ -23,8 +23,8 @@ pub struct ExtentUse {
     pub key: ExtentKey,
     /// Its size in bytes, which is the same at each use.
     pub size: u64,
-    /// The number of the process that uses it. Policies distinguish 64 processes: numbers that are equal modulo 64
-    /// are one.
+    /// The number of the process that uses it. Policies distinguish 64 processes: numbers that are
+    /// equal modulo 64 are one.
     pub user: u32,
 }
 
@@ -40,13 +40,13 @@ pub const TRIES: usize = 16;
 
 /// Decides which extents stay in a cache of so many bytes.
 pub trait ReplacementPolicy: Send {
-    /// Uses an extent. Returns true if it was in the cache. Otherwise it is now, and those that left for it are
-    /// added to `evicted`. An extent that is larger than the cache, or empty, does not
-    /// enter.
+    /// Uses an extent. Returns true if it was in the cache. Otherwise it is now, and those that
+    /// left for it are added to `evicted`. An extent that is larger than the cache, or empty, does
+    /// not enter.
     fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool;
 
-    /// Evicts one extent that `may_leave`, the least valuable. Looks at no more than [`TRIES`] extents that may not;
-    /// then, and where there is none, returns `None`.
+    /// Evicts one extent that `may_leave`, the least valuable. Looks at no more than [`TRIES`]
+    /// extents that may not; then, and where there is none, returns `None`.
     fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey>;
 
     /// Removes an extent, as if it had never been there. Returns false if it was not.

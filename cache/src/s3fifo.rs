@@ -10,8 +10,8 @@ const GHOST: usize = 2;
 /// Uses are counted to this number.
 const MOST_USES: u8 = 3;
 
-/// New extents are in a queue of a tenth of the memory. Those used more than once there go on to the main queue, where
-/// each use is worth another round.
+/// New extents are in a queue of a tenth of the memory. Those used more than once there go on to
+/// the main queue, where each use is worth another round.
 #[derive(Debug)]
 pub struct S3FifoPolicy {
     capacity: u64,

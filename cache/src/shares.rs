@@ -7,10 +7,11 @@ use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy};
 
 /// A policy in which no owner displaces others beyond its part.
 ///
-/// An owner is for instance a user with all processes. An extent is charged to the owner whose use brought it. When
-/// memory is short, only extents of owners with more than their part may leave: the memory divided by the number of
-/// owners that have something in it. So an owner that has no more than its part loses nothing to others, whatever
-/// they do, and one that is alone has all memory. Of the extents that may leave, the policy chooses.
+/// An owner is for instance a user with all processes. An extent is charged to the owner whose use
+/// brought it. When memory is short, only extents of owners with more than their part may leave:
+/// the memory divided by the number of owners that have something in it. So an owner that has no
+/// more than its part loses nothing to others, whatever they do, and one that is alone has all
+/// memory. Of the extents that may leave, the policy chooses.
 pub struct OwnerShares {
     policy: Box<dyn ReplacementPolicy>,
     owners: HashMap<u32, ExtentLists<(), 1>>,

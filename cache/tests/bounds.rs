@@ -104,7 +104,8 @@ proptest! {
     }
 }
 
-/// A user that reads ever new extents, each several times by many processes, would otherwise own the cache.
+/// A user that reads ever new extents, each several times by many processes, would otherwise own
+/// the cache.
 #[test]
 fn a_flood_by_one_owner_displaces_nothing_that_two_others_use() {
     for (name, kind) in PolicyKind::ALL {
@@ -139,7 +140,8 @@ fn a_policy_remembers_a_bounded_number_of_keys() {
                 policy.access(ExtentUse { key, size: 1, user: 0 }, &mut evicted);
             }
         }
-        // Four keys that have left for each extent, and the miniatures, whose size varies with the sample.
+        // Four keys that have left for each extent, and the miniatures, whose size varies with the
+        // sample.
         let miniatures = CHOICES.len() as u64 * SAMPLE * 5 * 2;
         let most = if kind == PolicyKind::E { 5 * 1000 + miniatures } else { 2 * 1000 };
         assert!(policy.tracked_extents() as u64 <= most, "{name}: {}", policy.tracked_extents());

@@ -160,7 +160,8 @@ proptest! {
         });
     }
 
-    /// E from the list of all uses, by its definition. An order is good for a sixteenth of the keys.
+    /// E from the list of all uses, by its definition. An order is good for a sixteenth of the
+    /// keys.
     #[test]
     fn plain_e_evicts_the_keys_of_the_largest_sum_of_the_paper(uses in make_uses()) {
         let mut naive = NaiveE::default();

@@ -227,8 +227,8 @@ impl IovecBuffers {
     ///
     /// # Safety
     ///
-    /// As for [`slices`](IovecBuffers::slices). In addition, no other code may use the memory, and no two buffers may
-    /// overlap.
+    /// As for [`slices`](IovecBuffers::slices). In addition, no other code may use the memory, and
+    /// no two buffers may overlap.
     pub unsafe fn mut_slices(&mut self) -> Vec<IoSliceMut<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
             0 => IoSliceMut::new(&mut []),

@@ -296,8 +296,8 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     run(Command::new(&defuse).arg("fsck").arg(path("one")));
 }
 
-/// In the child of a program with `uhs:` a write, a create and a close succeeded and were lost, and a sync was a SIGSEGV in the
-/// parent's ring, or never ended.
+/// In the child of a program with `uhs:` a write, a create and a close succeeded and were lost, and
+/// a sync was a SIGSEGV in the parent's ring, or never ended.
 #[test]
 fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system() {
     let Some((dir, program)) = program("tests/c/fork.c", &["-D_GNU_SOURCE"]) else { return };

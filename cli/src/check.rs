@@ -15,8 +15,8 @@ use crate::run::{find_program, is_loader_of_linux};
 
 /// Show the system calls of a program that `defuse run` will intercept
 ///
-/// Analyses the program and its libraries, and runs nothing. Exits with 0 if all calls that concern files
-/// are intercepted, 1 otherwise.
+/// Analyses the program and its libraries, and runs nothing. Exits with 0 if all calls that concern
+/// files are intercepted, 1 otherwise.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArgs {
     /// The program: a path, or a name in PATH
@@ -44,7 +44,8 @@ struct CheckedObject {
     path: PathBuf,
     /// Number of `syscall` instructions.
     calls: usize,
-    /// Number of those that are replaced: they concern files, or their number is known only at run time.
+    /// Number of those that are replaced: they concern files, or their number is known only at run
+    /// time.
     replaced: usize,
     /// Instructions that concern files and cannot be replaced, with their addresses.
     missed: Vec<String>,

@@ -1,5 +1,5 @@
-//! `defuse completions`: scripts for shells. The script starts this program again for each completion, so that sources,
-//! options and mounts of this moment are proposed.
+//! `defuse completions`: scripts for shells. The script starts this program again for each
+//! completion, so that sources, options and mounts of this moment are proposed.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -114,7 +114,8 @@ pub fn image_kinds() -> ArgValueCompleter {
     })
 }
 
-/// Proposes what `defuse run --mount` takes: an absolute path, `=`, a source, and options after commas.
+/// Proposes what `defuse run --mount` takes: an absolute path, `=`, a source, and options after
+/// commas.
 pub fn run_mounts() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let text = current.as_bytes();
@@ -218,12 +219,12 @@ fn with_prefix(prefix: &[u8], found: Vec<CompletionCandidate>) -> Vec<Completion
     found.into_iter().map(whole).collect()
 }
 
-/// Completion for bash, which divides words at colons and equals signs: `uhs:/srv/image` and `/data=memory:` would be
-/// three words each.
+/// Completion for bash, which divides words at colons and equals signs: `uhs:/srv/image` and
+/// `/data=memory:` would be three words each.
 struct BashWords;
 
-/// `words` are those between blanks up to the cursor. Bash replaces only what follows the last sign that divides words, so that
-/// the text before it is cut from the answers.
+/// `words` are those between blanks up to the cursor. Bash replaces only what follows the last sign
+/// that divides words, so that the text before it is cut from the answers.
 const BASH: &str = r#"_defuse() {
     local line="${COMP_LINE:0:COMP_POINT}" rest word current prefix i
     local words=()
@@ -269,8 +270,8 @@ fn separator() -> u8 {
     chosen.and_then(|text| text.as_bytes().first().copied()).unwrap_or(b'\n')
 }
 
-/// Leaves out candidates with control characters. Any user may name a directory so, and a shell that inserts a line feed
-/// executes what follows it.
+/// Leaves out candidates with control characters. Any user may name a directory so, and a shell
+/// that inserts a line feed executes what follows it.
 fn without_controls(found: &[u8], separator: u8) -> Vec<u8> {
     let words = found.split(|&byte| byte == separator);
     let kept: Vec<&[u8]> = words.filter(|word| !word.iter().any(u8::is_ascii_control)).collect();

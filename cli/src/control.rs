@@ -1,7 +1,7 @@
 //! The control socket of a daemon: of a mount, or of a server.
 //!
-//! A client sends one line with a question, receives an answer in JSON, and the connection ends. The
-//! daemon answers only its own user and root.
+//! A client sends one line with a question, receives an answer in JSON, and the connection ends.
+//! The daemon answers only its own user and root.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -34,13 +34,13 @@ const STAT: &str = "stat";
 /// Questions that allow or refuse changes of the file system. The answer is `true`.
 const READ_WRITE: &str = "read-write";
 const READ_ONLY: &str = "read-only";
-/// Question that changes the maximum number of worker threads, followed by the number. The answer is the
-/// reason against it, or `null`.
+/// Question that changes the maximum number of worker threads, followed by the number. The answer
+/// is the reason against it, or `null`.
 const WORKERS: &str = "workers=";
 /// Maximum length of a question in bytes.
 const QUESTION_MAX: u64 = 64;
-/// Maximum length of an answer in bytes: a snapshot has some hundred rows, the snapshot of a server has a thousand
-/// clients and 255 devices.
+/// Maximum length of an answer in bytes: a snapshot has some hundred rows, the snapshot of a server
+/// has a thousand clients and 255 devices.
 const ANSWER_MAX: u64 = 16 << 20;
 
 /// The result of INIT, as JSON shows it.
@@ -322,8 +322,8 @@ fn ask(socket: &Path, question: &str, patience: Duration) -> io::Result<String> 
     if text.is_empty() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(text) }
 }
 
-/// Connects, but waits no longer than `patience`: a stopped daemon accepts no connection, and the kernel bounds the
-/// number of processes that wait for it.
+/// Connects, but waits no longer than `patience`: a stopped daemon accepts no connection, and the
+/// kernel bounds the number of processes that wait for it.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = net::SocketFlags::CLOEXEC;
     let family = net::AddressFamily::UNIX;
@@ -340,7 +340,8 @@ mod tests {
 
     use super::*;
 
-    /// The end of a conversation whose other side is the returned stream. Answers are longer than all buffers.
+    /// The end of a conversation whose other side is the returned stream. Answers are longer than
+    /// all buffers.
     fn begin_conversation() -> (UnixStream, Receiver<io::Result<()>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (done, ended) = mpsc::channel();
@@ -384,7 +385,8 @@ mod tests {
         slow.join().unwrap();
     }
 
-    /// The kernel lets some connections wait until they are accepted. Connections beyond these waited without an end.
+    /// The kernel lets some connections wait until they are accepted. Connections beyond these
+    /// waited without an end.
     #[test]
     fn a_daemon_that_accepts_nobody_is_left_in_time() {
         const ASKERS: usize = 25;
@@ -393,7 +395,8 @@ mod tests {
         let listener = listen(&path).unwrap();
         let (done, ended) = mpsc::channel();
         let asker = thread::spawn(move || {
-            // More than any backlog that listen(2) was given by the standard library. Each takes a tick of the kernel or two.
+            // More than any backlog that listen(2) was given by the standard library. Each takes a
+            // tick of the kernel or two.
             let ask = || ask(&path, STAT, Duration::from_millis(1)).unwrap_err().kind();
             let some = || (0..5000 / ASKERS).map(|_| ask()).collect::<BTreeSet<_>>();
             let errors = thread::scope(|scope| {

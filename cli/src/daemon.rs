@@ -1,9 +1,9 @@
-//! The background process: the program executes itself again, and the first process waits until the mount
-//! is ready.
+//! The background process: the program executes itself again, and the first process waits until the
+//! mount is ready.
 //!
-//! fork(2) is unsafe in a program with threads; executing the program again is safe. The second process
-//! has a pipe to the first as its standard output until it is ready. It sends one byte with the exit code,
-//! then the text to print (notes, one per line, or the error).
+//! fork(2) is unsafe in a program with threads; executing the program again is safe. The second
+//! process has a pipe to the first as its standard output until it is ready. It sends one byte with
+//! the exit code, then the text to print (notes, one per line, or the error).
 
 use std::ffi::{CString, OsString};
 use std::io::{Read, Write};
@@ -71,10 +71,11 @@ fn early_end_error(child: &mut Child) -> CommandFailure {
     ))
 }
 
-/// Leaves the session, the directory and the terminal of the process that started this one. `notes` are for the user.
+/// Leaves the session, the directory and the terminal of the process that started this one. `notes`
+/// are for the user.
 pub fn detach(notes: Vec<String>) -> Result<ReadyReceiver> {
-    // A process that gives up waiting, as by Ctrl-C while an image is loaded, wants no mount any more. If it has ended
-    // already, its end of the pipe shows that later.
+    // A process that gives up waiting, as by Ctrl-C while an image is loaded, wants no mount any
+    // more. If it has ended already, its end of the pipe shows that later.
     let _ = set_parent_process_death_signal(Some(Signal::TERM));
     // Fails only for the leader of a process group. A new process is none.
     let _ = rustix::process::setsid();
@@ -84,8 +85,8 @@ pub fn detach(notes: Vec<String>) -> Result<ReadyReceiver> {
     Ok(ReadyReceiver::Parent(notes))
 }
 
-/// Shows in the name of the process that it has nothing to serve any more: `block` waits for such a process that has an image.
-/// Only for the first thread, whose name it is.
+/// Shows in the name of the process that it has nothing to serve any more: `block` waits for such a
+/// process that has an image. Only for the first thread, whose name it is.
 pub fn show_the_end() {
     if let Ok(name) = CString::new(defuse_block::ENDING) {
         let _ = rustix::thread::set_name(&name);
@@ -96,8 +97,8 @@ pub fn show_the_end() {
 pub struct ServiceManager(UnixDatagram);
 
 impl ServiceManager {
-    /// The manager that the variable `NOTIFY_SOCKET` names. Comes before the process leaves its mount namespace, in which the
-    /// socket has a path.
+    /// The manager that the variable `NOTIFY_SOCKET` names. Comes before the process leaves its
+    /// mount namespace, in which the socket has a path.
     pub fn from_environment() -> Option<ServiceManager> {
         let name = std::env::var_os("NOTIFY_SOCKET")?;
         let connect = || -> io::Result<UnixDatagram> {
@@ -122,8 +123,8 @@ impl ServiceManager {
 }
 
 impl ReadyReceiver {
-    /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two processes are
-    /// independent.
+    /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two
+    /// processes are independent.
     pub fn tell(self, outcome: std::result::Result<&[String], &CommandFailure>) {
         let first = match self {
             ReadyReceiver::Parent(first) => first,

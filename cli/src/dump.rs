@@ -11,9 +11,9 @@ use crate::{images, paths};
 
 /// Show the structures of the file system in an image
 ///
-/// For the study and repair of images: superblocks, units, slots and groups, or all that is stored about one
-/// inode. Shows names of files, and none of their data. Writes nothing, and shows of a damaged image what can
-/// be read. The image must not be in use.
+/// For the study and repair of images: superblocks, units, slots and groups, or all that is stored
+/// about one inode. Shows names of files, and none of their data. Writes nothing, and shows of a
+/// damaged image what can be read. The image must not be in use.
 #[derive(clap::Args)]
 pub struct DumpArgs {
     /// The file or block device

@@ -2,7 +2,8 @@
 
 pub use defuse_command::{CommandFailure, Result, print, report, warn};
 
-/// Shows warnings of the log on the standard error, for a command that serves without a log of its own.
+/// Shows warnings of the log on the standard error, for a command that serves without a log of its
+/// own.
 pub fn show_warnings() {
     struct WarningLogger;
     impl log::Log for WarningLogger {

@@ -22,8 +22,8 @@ pub const USAGE: u8 = 16;
 ///
 /// Reads all of it but the data of files, and changes nothing without --repair. The image must not
 /// be in use. The exit code is as of fsck(8): 0 without errors, 1 if all errors were repaired, 4
-/// with errors, 8 if the image could not be checked, 16 for a wrong command line, 32 after Ctrl-C. Changes that a
-/// power failure has interrupted are no errors: the next mount removes them.
+/// with errors, 8 if the image could not be checked, 16 for a wrong command line, 32 after Ctrl-C.
+/// Changes that a power failure has interrupted are no errors: the next mount removes them.
 #[derive(clap::Args)]
 pub struct FsckArgs {
     /// The file or block device
@@ -31,11 +31,12 @@ pub struct FsckArgs {
     /// Repair all errors; nothing that can be read is deleted
     #[arg(long)]
     repair: bool,
-    /// Keep or undo the newest changes if parts of them cannot be read, so that it is unknown if they were
-    /// complete; without this, nothing is repaired then
+    /// Keep or undo the newest changes if parts of them cannot be read, so that it is unknown if
+    /// they were complete; without this, nothing is repaired then
     #[arg(long, requires = "repair", value_enum)]
     newest: Option<RepairChoice>,
-    /// Give an image without errors the features of new images; older versions of defuse then refuse it
+    /// Give an image without errors the features of new images; older versions of defuse then
+    /// refuse it
     #[arg(long)]
     upgrade: bool,
     /// Print the result as JSON

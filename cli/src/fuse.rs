@@ -1,6 +1,7 @@
 //! `defuse fuse`: a program of libfuse with this project's libraries in the place of libfuse.
 //!
-//! The libraries are carried by this program, as the library for `defuse run` is. The loader finds them first by LD_LIBRARY_PATH.
+//! The libraries are carried by this program, as the library for `defuse run` is. The loader finds
+//! them first by LD_LIBRARY_PATH.
 
 mod report;
 
@@ -21,7 +22,8 @@ use crate::completions;
 use crate::error::{CommandFailure, Result, warn};
 use crate::run::library;
 
-/// The libraries, by the names by which programs need them. They are empty in a build that cargo has made elsewhere than in a checkout.
+/// The libraries, by the names by which programs need them. They are empty in a build that cargo
+/// has made elsewhere than in a checkout.
 const CARRIED: [(&str, &[u8]); 2] = [
     ("libfuse.so.2", include_bytes!(env!("DEFUSE_BUILT_LIBFUSE2"))),
     ("libfuse3.so.3", include_bytes!(env!("DEFUSE_BUILT_LIBFUSE3"))),
@@ -38,10 +40,12 @@ const LIBRARIES_MOST: usize = 1000;
 
 /// Start a program written for libfuse, with libraries of this program in the place of libfuse
 ///
-/// The program is not changed. It mounts as it does with libfuse 2 or 3, and its mount is served by a session of this program.
+/// The program is not changed. It mounts as it does with libfuse 2 or 3, and its mount is served by
+/// a session of this program.
 #[derive(clap::Args, Clone, Debug)]
 pub struct FuseCommandArgs {
-    /// Let the program serve this socket, which it inherits, in the place of a mount: its descriptor and its inode
+    /// Let the program serve this socket, which it inherits, in the place of a mount: its
+    /// descriptor and its inode
     #[arg(long, hide = true, value_name = "FD:INODE")]
     pub connection: Option<InheritedSocket>,
     /// Print the functions of libfuse that the program uses, and do not start it
@@ -108,8 +112,9 @@ pub fn run(args: &FuseCommandArgs) -> Result {
     Err(CommandFailure::Failed(format!("cannot start {}: {error}", path.display())))
 }
 
-/// Lets a program serve `socket`. One that needs libfuse gets a mount point that is a directory, because it may look at it, and our
-/// libraries find the socket by the variable. Any other gets the descriptor as its mount point.
+/// Lets a program serve `socket`. One that needs libfuse gets a mount point that is a directory,
+/// because it may look at it, and our libraries find the socket by the variable. Any other gets the
+/// descriptor as its mount point.
 fn connect(
     command: &mut Command,
     path: &Path,
@@ -192,7 +197,8 @@ fn program_path(program: &OsStr) -> Option<PathBuf> {
 /// The interpreter of a program, and the libraries of libfuse that it needs.
 type LibraryUse = (Option<PathBuf>, BTreeSet<String>);
 
-/// Refuses programs that these libraries cannot serve. Returns `None` for a script, whose interpreter may load libfuse later.
+/// Refuses programs that these libraries cannot serve. Returns `None` for a script, whose
+/// interpreter may load libfuse later.
 fn check(path: &Path) -> Result<Option<LibraryUse>> {
     let refused =
         |reason: &str| Err(CommandFailure::Failed(format!("{}: {reason}", path.display())));
@@ -216,7 +222,8 @@ fn check(path: &Path) -> Result<Option<LibraryUse>> {
     Ok(Some((interpreter, needed)))
 }
 
-/// A library of libfuse that the loader of this program finds outside of `directory`, as it lists libraries, ld.so(8).
+/// A library of libfuse that the loader of this program finds outside of `directory`, as it lists
+/// libraries, ld.so(8).
 fn found_elsewhere(
     interpreter: &Path,
     program: &Path,
@@ -235,7 +242,8 @@ fn found_elsewhere(
     })
 }
 
-/// True if the program would have other rights than this process, so that the loader is in secure mode (`AT_SECURE`, getauxval(3)).
+/// True if the program would have other rights than this process, so that the loader is in secure
+/// mode (`AT_SECURE`, getauxval(3)).
 fn gains_rights(path: &Path) -> bool {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let is_set_id = path.metadata().is_ok_and(|meta| {

@@ -9,9 +9,9 @@ use crate::{images, paths};
 
 /// Make the file system in an image larger
 ///
-/// A file becomes longer; a block device has its size, and the file system takes what is there. The image
-/// must not be in use. A power failure leaves the old size or the new one, and all files. A file system does not
-/// shrink.
+/// A file becomes longer; a block device has its size, and the file system takes what is there. The
+/// image must not be in use. A power failure leaves the old size or the new one, and all files. A
+/// file system does not shrink.
 #[derive(clap::Args)]
 pub struct GrowArgs {
     /// The file or block device

@@ -45,8 +45,8 @@ pub fn cache_size(text: &str) -> std::result::Result<u64, String> {
     Ok(bytes)
 }
 
-/// Shows on a terminal how far work is, and ends it after Ctrl-C, SIGTERM or SIGHUP. A second signal kills the program, as
-/// work looks for the first only at its next step.
+/// Shows on a terminal how far work is, and ends it after Ctrl-C, SIGTERM or SIGHUP. A second
+/// signal kills the program, as work looks for the first only at its next step.
 pub struct ImageProgress {
     /// `None` without a terminal.
     bar: Option<ProgressBar>,

@@ -1,7 +1,8 @@
-//! The state that a process inherits from the process that started it, and its treatment: docs/daemons.md has the
-//! table.
+//! The state that a process inherits from the process that started it, and its treatment:
+//! docs/daemons.md has the table.
 //!
-//! A daemon serves others than its starter, and for longer. So what limits or holds the starter must not limit or hold it.
+//! A daemon serves others than its starter, and for longer. So what limits or holds the starter
+//! must not limit or hold it.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -14,8 +15,8 @@ use defuse_fuse::process;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGCHLD, SIGXCPU, SIGXFSZ};
 
-/// Signals that a starter may ignore or that would kill: the kernel reports what they mean by an error of the call, or by
-/// the end of a child, as long as there is a handler.
+/// Signals that a starter may ignore or that would kill: the kernel reports what they mean by an
+/// error of the call, or by the end of a child, as long as there is a handler.
 const HANDLED: [i32; 3] = [SIGXFSZ, SIGXCPU, SIGCHLD];
 
 /// Limits that are lifted completely where that is permitted: they count what others write and do.
@@ -28,8 +29,8 @@ const LIFTED: [(Resource, &str); 2] = [
 const RAISED: [Resource; 5] =
     [Resource::Nofile, Resource::As, Resource::Data, Resource::Memlock, Resource::Nproc];
 
-/// Gives up what this process, a daemon, a server or a helper of one, has from its starter. Comes first, before there are
-/// other threads. Returns notes for the user about limits that stay.
+/// Gives up what this process, a daemon, a server or a helper of one, has from its starter. Comes
+/// first, before there are other threads. Returns notes for the user about limits that stay.
 pub fn give_up() -> Vec<String> {
     process::unblock_signals();
     for signal in HANDLED {
@@ -65,8 +66,8 @@ fn lift(resource: Resource, name: &str) -> Option<String> {
     ))
 }
 
-/// Keeps the descriptors of this process from the daemon that it starts, except for 0 to 2 and those that `command_line`
-/// names (`/dev/fd/N`, `/proc/self/fd/N`).
+/// Keeps the descriptors of this process from the daemon that it starts, except for 0 to 2 and
+/// those that `command_line` names (`/dev/fd/N`, `/proc/self/fd/N`).
 pub fn keep_descriptors(command_line: &[OsString]) {
     let named: Vec<RawFd> =
         command_line.iter().flat_map(|word| find_named(word.as_bytes())).collect();
@@ -87,8 +88,8 @@ fn find_named(word: &[u8]) -> Vec<RawFd> {
     named
 }
 
-/// The limits of this process that its own memory meets, which programs of a run share (memfd_create(2)). A program that it
-/// starts has the limits of its starter.
+/// The limits of this process that its own memory meets, which programs of a run share
+/// (memfd_create(2)). A program that it starts has the limits of its starter.
 pub struct OwnLimits {
     inherited: [(Resource, Rlimit); 2],
 }
@@ -134,8 +135,8 @@ impl OwnLimits {
         self.inherited.into_iter().filter(|(_, inherited)| inherited.current.is_some())
     }
 
-    /// The reason if this process may have too few descriptors to serve `mounts` of a run: its own programs could not connect to it,
-    /// and would wait.
+    /// The reason if this process may have too few descriptors to serve `mounts` of a run: its own
+    /// programs could not connect to it, and would wait.
     pub fn lacks_descriptors(mounts: usize) -> Option<String> {
         let needed = DESCRIPTORS + mounts as u64 * DESCRIPTORS_OF_MOUNT;
         let limit = getrlimit(Resource::Nofile).maximum.filter(|limit| *limit < needed)?;
@@ -144,8 +145,8 @@ impl OwnLimits {
         ))
     }
 
-    /// The warning if the process that serves may not get the memory that it needs: where the C library or the standard
-    /// library gets none, there is no other message.
+    /// The warning if the process that serves may not get the memory that it needs: where the C
+    /// library or the standard library gets none, there is no other message.
     pub fn warn_of_address_space(&self) -> Option<String> {
         let limit = getrlimit(Resource::As).current.filter(|limit| *limit < ADDRESS_SPACE)?;
         Some(format!(

@@ -3,8 +3,8 @@
 //! The program combines frontends and backends, with one file for each subcommand. It implements no
 //! file system and no protocol.
 //!
-//! `sources.rs` lists the kinds of file systems, `options.rs` the options; `mounted.rs` is the life of a
-//! mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
+//! `sources.rs` lists the kinds of file systems, `options.rs` the options; `mounted.rs` is the life
+//! of a mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
 
 #![forbid(unsafe_code)]
 
@@ -159,8 +159,9 @@ fn main() -> ExitCode {
     code
 }
 
-/// The command, if it is one that starts often: describing all others, with their help, takes longer than the rest of the
-/// start. `None` for wrong arguments, too, which are reported with everything that is known.
+/// The command, if it is one that starts often: describing all others, with their help, takes
+/// longer than the rest of the start. `None` for wrong arguments, too, which are reported with
+/// everything that is known.
 fn parse_one(arguments: &[OsString]) -> Option<CliCommand> {
     Some(match arguments.get(1)?.to_str()? {
         "run" => CliCommand::Run(parse_as("run", arguments)?),

@@ -96,7 +96,8 @@ impl MountConfig {
         Ok(MountConfig { written: text.parse()?, text })
     }
 
-    /// The mount of the configuration, with further options of the command line. A failure of a value names file, line and key.
+    /// The mount of the configuration, with further options of the command line. A failure of a
+    /// value names file, line and key.
     fn check(self, mut args: MountArgs) -> Result<CheckedMount> {
         let wrong =
             |place: usize, failure: &CommandFailure| self.text.locate_failure(place, failure);

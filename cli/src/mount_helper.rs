@@ -14,7 +14,8 @@ use crate::{mount_flags, options, remount};
 const WRONG_USE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
-/// Options for mount(8) and other readers of fstab. The options about access times of directories have no effect on a FUSE mount.
+/// Options for mount(8) and other readers of fstab. The options about access times of directories
+/// have no effect on a FUSE mount.
 const NOT_OURS: &[&str] = &[
     "defaults",
     "auto",
@@ -53,8 +54,8 @@ struct HelperRequest {
     remount: Option<Vec<String>>,
 }
 
-/// True if the program was called as a helper of mount(8): by its name, or with a source in place of
-/// a subcommand.
+/// True if the program was called as a helper of mount(8): by its name, or with a source in place
+/// of a subcommand.
 pub fn is_meant(arguments: &[OsString]) -> bool {
     let by_name = is_by_name(arguments);
     let source = arguments.get(1).is_some_and(|first| {
@@ -167,8 +168,9 @@ fn split(lists: &[OsString]) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Adds `dev` and `suid`, as mount.fuse3(8) does: mount(8) drops them before it calls a helper, because they are the kernel's
-/// default, but has `nodev` and `nosuid` for its users' mounts, whose options are left as they are.
+/// Adds `dev` and `suid`, as mount.fuse3(8) does: mount(8) drops them before it calls a helper,
+/// because they are the kernel's default, but has `nodev` and `nosuid` for its users' mounts, whose
+/// options are left as they are.
 fn add_flags(options: &mut Vec<String>) {
     let has = |options: &[String], names: &[&str]| {
         options.iter().any(|option| names.contains(&name_of(option)))

@@ -1,5 +1,6 @@
-//! The process that serves a mount, and the other places where its file system is mounted, from /proc alone: they are found
-//! without a registry, which a user may not have, and which root does not read in directories of others.
+//! The process that serves a mount, and the other places where its file system is mounted, from
+//! /proc alone: they are found without a registry, which a user may not have, and which root does
+//! not read in directories of others.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,9 +23,10 @@ pub struct DaemonIdentity {
 }
 
 impl DaemonIdentity {
-    /// The processes of this program that have the device of a connection open, as far as this user may see them, by their
-    /// start. The last one has the mount: an earlier one is about to end, and its connection had the same number. No other
-    /// process can be among them than one that was given the device by the process that mounted.
+    /// The processes of this program that have the device of a connection open, as far as this user
+    /// may see them, by their start. The last one has the mount: an earlier one is about to end,
+    /// and its connection had the same number. No other process can be among them than one that was
+    /// given the device by the process that mounted.
     pub fn find_daemons(connection: u32) -> Vec<DaemonIdentity> {
         let holders = defuse_trace::processes_of(Some(connection)).remove(&connection);
         let is_ours =

@@ -48,8 +48,8 @@ pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
     ready.tell(Ok(&notes));
     session.wait_for_end();
     companions.watches = None;
-    // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
-    // for long.
+    // Until it ends, this process has the image or the directory. A process that opens it meanwhile
+    // sees that it need not wait for long.
     daemon::show_the_end();
     let outcome = check_durable(&plan.mountpoint, session.wait());
     release(fs);
@@ -72,8 +72,8 @@ pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
     })
 }
 
-/// Releases the file system, which does what it does at its end alone, before this process ends: threads that look at it for a
-/// moment must not be the last that have it.
+/// Releases the file system, which does what it does at its end alone, before this process ends:
+/// threads that look at it for a moment must not be the last that have it.
 pub fn release(fs: Arc<dyn FileSystem>) {
     let deadline = Instant::now() + RELEASE_PATIENCE;
     while Arc::strong_count(&fs) > 1 {

@@ -101,8 +101,8 @@ pub fn parse(
     Ok(settings)
 }
 
-/// Makes the kernel consult access lists where several users have access: by mode bits alone it would admit users whom a list denies, and
-/// a daemon of root opens files for them.
+/// Makes the kernel consult access lists where several users have access: by mode bits alone it
+/// would admit users whom a list denies, and a daemon of root opens files for them.
 fn consult_access_lists(
     session: &mut SessionOptions,
     profile: OptionProfile,
@@ -123,9 +123,10 @@ fn consult_access_lists(
     Ok(())
 }
 
-/// The default of `default_permissions`. Without `allow_other`, only processes of the mounting user have
-/// access, and root may do everything, so its own mount needs no checks. They would cost a GETATTR of
-/// the directory after every change in it, because a change invalidates the cached attributes.
+/// The default of `default_permissions`. Without `allow_other`, only processes of the mounting user
+/// have access, and root may do everything, so its own mount needs no checks. They would cost a
+/// GETATTR of the directory after every change in it, because a change invalidates the cached
+/// attributes.
 fn must_check(mount: &MountOptions) -> bool {
     mount.allow_other || !rustix::process::geteuid().is_root()
 }

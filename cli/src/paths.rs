@@ -11,8 +11,9 @@ use defuse_socket::name;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// The absolute path of a mount point, as in `/proc/self/mountinfo`. Never accesses a mount at the path,
-/// whose server may have died. The name of a descriptor that another process opened and mounted stays.
+/// The absolute path of a mount point, as in `/proc/self/mountinfo`. Never accesses a mount at the
+/// path, whose server may have died. The name of a descriptor that another process opened and
+/// mounted stays.
 pub fn mountpoint(path: &Path) -> PathBuf {
     if path.starts_with("/dev/fd") {
         return path.to_path_buf();
@@ -20,13 +21,14 @@ pub fn mountpoint(path: &Path) -> PathBuf {
     defuse_fuse::mount::resolve(&absolute(path))
 }
 
-/// The absolute path, whether it exists or not. The daemon works in `/`, where a relative path would mean
-/// something else.
+/// The absolute path, whether it exists or not. The daemon works in `/`, where a relative path
+/// would mean something else.
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Returns an image's path, made absolute as by [`absolute`]; the name of a device that has no path stays.
+/// Returns an image's path, made absolute as by [`absolute`]; the name of a device that has no path
+/// stays.
 pub fn image(path: &Path) -> PathBuf {
     match defuse_block::driver_of(path.as_os_str()) {
         Some(_) => path.to_path_buf(),
@@ -34,7 +36,8 @@ pub fn image(path: &Path) -> PathBuf {
     }
 }
 
-/// Opens a file to append to it, and creates it if needed. A symbolic link is followed only where no other user can have made it.
+/// Opens a file to append to it, and creates it if needed. A symbolic link is followed only where
+/// no other user can have made it.
 ///
 /// # Errors
 ///
@@ -96,7 +99,8 @@ mod tests {
         assert_eq!(mountpoint(&top.join("missing/x")), top.join("missing/x"));
     }
 
-    /// The log of root in a directory of another user was appended to the file to which that user's link led.
+    /// The log of root in a directory of another user was appended to the file to which that user's
+    /// link led.
     #[test]
     fn a_link_of_another_user_leads_to_no_file() {
         let dir = tempfile::tempdir().unwrap();

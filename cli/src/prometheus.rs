@@ -129,7 +129,8 @@ fn requests(common: &str, snapshot: &StatsSnapshot) -> String {
     text
 }
 
-/// Figures of file systems, each with its labels. All samples of a metric are together, as Prometheus requires.
+/// Figures of file systems, each with its labels. All samples of a metric are together, as
+/// Prometheus requires.
 fn figures(text: &mut String, all: &[(String, &[FigureStats])]) {
     let mut lines: BTreeMap<String, (&str, String)> = BTreeMap::new();
     for (labels, figures) in all {
@@ -159,8 +160,8 @@ fn notes(text: &mut String, all: &[(String, &[String])]) {
     }
 }
 
-/// Name, kind and value of a figure. Prometheus requires that a name includes the base unit, and the name of a counter
-/// `total`.
+/// Name, kind and value of a figure. Prometheus requires that a name includes the base unit, and
+/// the name of a counter `total`.
 fn sample(figure: &FigureStats) -> (String, &'static str, String) {
     let FigureStats { name, value, unit, total } = figure;
     let (suffix, value) = match unit {
@@ -176,8 +177,8 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// A bucket of Prometheus counts everything up to its bound, `le`. A bucket of a snapshot ends before its
-/// bound, in whole nanoseconds, so `le` is its last nanosecond.
+/// A bucket of Prometheus counts everything up to its bound, `le`. A bucket of a snapshot ends
+/// before its bound, in whole nanoseconds, so `le` is its last nanosecond.
 fn histogram(text: &mut String, labels: &str, latency: &LatencyHistogram) {
     let mut below = 0;
     for (bucket, count) in latency.buckets.iter().enumerate().take(BUCKETS - 1) {

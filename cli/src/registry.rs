@@ -19,8 +19,8 @@ use crate::paths;
 pub const DIR_VARIABLE: &str = "DEFUSE_RUNTIME_DIR";
 const SYSTEM_DIR: &str = "/run/defuse";
 
-/// A mount and its daemon. Paths are for display only, because they may not be UTF-8; the number of the
-/// connection identifies a mount.
+/// A mount and its daemon. Paths are for display only, because they may not be UTF-8; the number of
+/// the connection identifies a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegistryEntry {
     /// The number of the FUSE connection, as in `/sys/fs/fuse/connections`.
@@ -121,8 +121,8 @@ impl RegisteredMount {
         }
     }
 
-    /// Records the failure at the end of the mount, and removes the socket. Removes the entry if it cannot
-    /// be written.
+    /// Records the failure at the end of the mount, and removes the socket. Removes the entry if it
+    /// cannot be written.
     pub fn leave_failure(&self, failure: &str) {
         let entry = RegistryEntry { failure: Some(failure.to_owned()), ..self.entry.clone() };
         let written = serde_json::to_vec_pretty(&entry)
@@ -156,8 +156,8 @@ pub fn now_unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The start of a process, in clock ticks since boot (`proc_pid_stat(5)`, field 22); `None` if it has
-/// ended.
+/// The start of a process, in clock ticks since boot (`proc_pid_stat(5)`, field 22); `None` if it
+/// has ended.
 pub fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_start(&String::from_utf8_lossy(&stat))
@@ -169,8 +169,8 @@ pub fn own_start() -> u64 {
     parse_start(&String::from_utf8_lossy(&stat)).unwrap_or_default()
 }
 
-/// The number here of the process that registered as `pid`, perhaps in a PID namespace below this one, such as that of a container. It
-/// is `pid` itself if there is no such process.
+/// The number here of the process that registered as `pid`, perhaps in a PID namespace below this
+/// one, such as that of a container. It is `pid` itself if there is no such process.
 pub fn number_here(pid: u32, start: u64) -> u32 {
     if process_start(pid) == Some(start) {
         return pid;
@@ -326,8 +326,9 @@ fn own_dir() -> Result<PathBuf> {
     })
 }
 
-/// The directory of [`DIR_VARIABLE`], which may not exist yet. After su(1) or `sudo -E` it belongs to another user:
-/// files and sockets would be created and removed in a directory that the other user can exchange for a link.
+/// The directory of [`DIR_VARIABLE`], which may not exist yet. After su(1) or `sudo -E` it belongs
+/// to another user: files and sockets would be created and removed in a directory that the other
+/// user can exchange for a link.
 fn find_named_dir(dir: &Path) -> Result<PathBuf> {
     let failed = |error: std::io::Error| {
         CommandFailure::Failed(format!(
@@ -349,8 +350,9 @@ fn find_named_dir(dir: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// A directory in `runtime`, in the usual place of a runtime directory, or in `home`. Never in a place
-/// such as /tmp, where another user could create it first, nor below a directory that another user could exchange.
+/// A directory in `runtime`, in the usual place of a runtime directory, or in `home`. Never in a
+/// place such as /tmp, where another user could create it first, nor below a directory that another
+/// user could exchange.
 fn choose_private_dir(
     uid: u32,
     runtime: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! `mount -o remount,…`: changes of a mount while it is mounted.
 //!
-//! The kernel replaces all flags of a mount (mount(2), `MS_REMOUNT`), so the present ones are passed
-//! again unless an option changes them.
+//! The kernel replaces all flags of a mount (mount(2), `MS_REMOUNT`), so the present ones are
+//! passed again unless an option changes them.
 
 use std::path::Path;
 
@@ -28,13 +28,13 @@ const OF_THE_KERNEL: &[&str] = &[
     "max_read",
 ];
 
-/// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order. With `fake`,
-/// only checks them.
+/// Changes the mount at `mountpoint` by `wanted`, the options of mount(8) in their order. With
+/// `fake`, only checks them.
 ///
 /// # Errors
 ///
-/// [`CommandFailure::Usage`] for options that cannot change while mounted; [`CommandFailure::Failed`] if there is no
-/// mount of defuse, and if the kernel refuses.
+/// [`CommandFailure::Usage`] for options that cannot change while mounted;
+/// [`CommandFailure::Failed`] if there is no mount of defuse, and if the kernel refuses.
 pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     let path = resolve(mountpoint);
     let shown = path.display();
@@ -55,7 +55,8 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     if fake {
         return Ok(());
     }
-    // The daemon refuses changes, too. It must allow them before the kernel does, and refuse them after.
+    // The daemon refuses changes, too. It must allow them before the kernel does, and refuse them
+    // after.
     let writable = !after.contains(MountFlags::RDONLY);
     let daemon = found.filter(|found| found.state == RegistrationState::Serving);
     let tell = || daemon.as_ref().map_or(Ok(()), |found| control::set_writable(found, writable));

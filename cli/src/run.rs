@@ -33,12 +33,12 @@ mod mounts;
 
 /// Run a program on file systems in its own process
 ///
-/// The program is not changed, and the kernel mounts nothing. A library is loaded into the program and all
-/// programs that it starts, and serves the calls on files of the mounts.
+/// The program is not changed, and the kernel mounts nothing. A library is loaded into the program
+/// and all programs that it starts, and serves the calls on files of the mounts.
 #[derive(clap::Args, Clone, Debug)]
 pub struct RunArgs {
-    /// A mount: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a name with a colon, such
-    /// as /data=passthrough:/srv or mem:=memory:,size=1G; may be repeated
+    /// A mount: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a name with a
+    /// colon, such as /data=passthrough:/srv or mem:=memory:,size=1G; may be repeated
     #[arg(short, long, value_name = "MOUNT", add = completions::run_mounts())]
     pub mount: Vec<OsString>,
     /// The effect of a fork on file systems with state in the process
@@ -47,15 +47,16 @@ pub struct RunArgs {
     /// The working directory, which may be in a mount
     #[arg(short = 'C', long, value_name = "DIRECTORY")]
     pub directory: Option<OsString>,
-    /// Also serve system calls that bypass the C library, and static programs (Linux 5.11). Each such
-    /// call takes about two microseconds longer, and every other call about fifty nanoseconds
+    /// Also serve system calls that bypass the C library, and static programs (Linux 5.11). Each
+    /// such call takes about two microseconds longer, and every other call about fifty nanoseconds
     #[arg(long)]
     pub dispatch: bool,
-    /// The effect on remaining programs when the run ends or is killed: they continue, with errors from
-    /// mounts that the run served, or are killed
+    /// The effect on remaining programs when the run ends or is killed: they continue, with errors
+    /// from mounts that the run served, or are killed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "error")]
     pub on_death: OnDeath,
-    /// At the end, write to the standard error which calls were served, and which the kernel handled
+    /// At the end, write to the standard error which calls were served, and which the kernel
+    /// handled
     #[arg(long)]
     pub report: bool,
     /// Patch nothing, as with a C library that cannot be analysed. For tests
@@ -82,8 +83,8 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
     ForkPolicy::from_name(text).ok_or_else(|| format!("known are {}", names.join(", ")))
 }
 
-/// Runs the program. Returns its exit code, or as shells do: 128 plus the signal that ended it, 127 for an
-/// unknown program, 126 for one that cannot be executed.
+/// Runs the program. Returns its exit code, or as shells do: 128 plus the signal that ended it, 127
+/// for an unknown program, 126 for one that cannot be executed.
 pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
@@ -120,8 +121,8 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mut command = if lies_in_a_mount(&plan, program, args.directory.as_deref())
         || args.dispatch && !is_dynamic(program)
     {
-        // The kernel cannot find the program, or cannot load a library into it. So this program, with the
-        // library, executes it.
+        // The kernel cannot find the program, or cannot load a library into it. So this program,
+        // with the library, executes it.
         let mut own = Command::new(std::env::current_exe().map_err(CommandFailure::from_error)?);
         own.args(["inside", "--"]).args(&args.command);
         own
@@ -161,7 +162,8 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
 }
 
-/// The exit code of a program in which the library could not begin. The library has printed the reason.
+/// The exit code of a program in which the library could not begin. The library has printed the
+/// reason.
 const BEGIN_FAILED: i32 = 125;
 
 /// True if the library has begun in a program of the run.
@@ -170,8 +172,8 @@ fn has_begun(memory: &OwnedFd) -> bool {
     rustix::io::pread(memory, &mut taken, layout::HIGH_WATER as u64).is_ok() && taken != [0; 4]
 }
 
-/// Warns of system calls of the program and its libraries that cannot be replaced. Of files without a build id the library
-/// warns.
+/// Warns of system calls of the program and its libraries that cannot be replaced. Of files without
+/// a build id the library warns.
 fn warn_of_left_calls(binaries: &[ObjectFile], mounts: &[MountPlan]) {
     let targets = mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
     let targets = targets.collect::<Vec<_>>().join(", ");
@@ -193,7 +195,8 @@ fn report_not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
     Ok(code)
 }
 
-/// A pipe that closes with this process: the end that programs inherit, and the end that stays here.
+/// A pipe that closes with this process: the end that programs inherit, and the end that stays
+/// here.
 fn make_lifetime_pipe() -> Result<(OwnedFd, OwnedFd)> {
     let failed =
         |error| CommandFailure::Failed(format!("no pipe for the programs of the run: {error}"));
@@ -233,8 +236,8 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
     }
 }
 
-/// Refuses an ELF file that is none for this machine. The kernel can execute it: one of 32 bits, and with binfmt_misc
-/// any other.
+/// Refuses an ELF file that is none for this machine. The kernel can execute it: one of 32 bits,
+/// and with binfmt_misc any other.
 fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
     let mut head = [0; 7];
     let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
@@ -292,8 +295,8 @@ fn images(binaries: &[ObjectFile], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>
 /// Maximum number of libraries of a program. Real programs have fewer.
 const MOST_LIBRARIES: usize = 512;
 
-/// True for the dynamic loader. It runs before the preloaded library, and must not be patched while it
-/// runs.
+/// True for the dynamic loader. It runs before the preloaded library, and must not be patched while
+/// it runs.
 pub fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
 }
@@ -308,8 +311,9 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
-/// True if the loader will load the library into the program, and the program needs other libraries, too: one that needs none
-/// has no use for the C library, and sets FS for itself. For a script, this is assumed of the interpreter.
+/// True if the loader will load the library into the program, and the program needs other
+/// libraries, too: one that needs none has no use for the C library, and sets FS for itself. For a
+/// script, this is assumed of the interpreter.
 fn is_dynamic(program: &OsStr) -> bool {
     let binary = find_program(program).map(|path| ObjectFile::read_outline(&path));
     let takes_it = |binary: ObjectFile| {
@@ -324,8 +328,8 @@ pub fn is_loader_of_linux(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
 
-/// The memory that all processes of the run share. It is sealed against shrinking, which would kill the
-/// processes that access it.
+/// The memory that all processes of the run share. It is sealed against shrinking, which would kill
+/// the processes that access it.
 fn memory() -> Result<OwnedFd> {
     let memory = sealable("defuse-run")?;
     // Pages that are never written take no memory.
@@ -336,8 +340,8 @@ fn memory() -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// The plan and the images, sealed against changes, also by a program of the run that has become another
-/// user.
+/// The plan and the images, sealed against changes, also by a program of the run that has become
+/// another user.
 fn seal_plan(plan: &ProgramPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();

@@ -1,4 +1,5 @@
-//! The sandbox of a daemon: after mounting, it drops privileges, system calls and files that no request needs.
+//! The sandbox of a daemon: after mounting, it drops privileges, system calls and files that no
+//! request needs.
 //!
 //! A bug in the daemon then gives an attacker no more than the file system and the mount need.
 //! `-o no_sandbox` keeps everything.
@@ -31,7 +32,8 @@ use root::SandboxDirectory;
 pub enum SandboxExtent {
     /// No sandbox.
     None,
-    /// Privileges and system calls are dropped. The daemon stays in the mount namespace of its user.
+    /// Privileges and system calls are dropped. The daemon stays in the mount namespace of its
+    /// user.
     Privileges,
     /// In addition, a mount namespace of its own, where that changes nothing for users.
     #[default]
@@ -60,8 +62,9 @@ impl DaemonNamespaces {
         DaemonNamespaces { home: HomeThread::new_local(), keeper: None, own: None }
     }
 
-    /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
-    /// need the user's. The log then has the reason. With `devices`, device nodes can be opened.
+    /// Gives this process, which has one thread, a namespace of its own for serving `sources`,
+    /// unless they need the user's. The log then has the reason. With `devices`, device nodes can
+    /// be opened.
     ///
     /// # Errors
     ///
@@ -120,7 +123,8 @@ impl DaemonNamespaces {
         })
     }
 
-    /// Starts a process that unmounts when this one is killed, if this one may unmount and has none yet.
+    /// Starts a process that unmounts when this one is killed, if this one may unmount and has none
+    /// yet.
     ///
     /// # Errors
     ///
@@ -160,8 +164,8 @@ impl DaemonNamespaces {
         }
     }
 
-    /// Sends the keeper the list of all that it may act on. Comes before requests are served. Returns the keeper, if
-    /// there is one.
+    /// Sends the keeper the list of all that it may act on. Comes before requests are served.
+    /// Returns the keeper, if there is one.
     pub fn entrust(&self, task: KeeperTask) -> Result<Option<Arc<KeeperHandle>>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let directories = self.own.as_ref().map_or(&[][..], |own| &own.directories);
@@ -169,7 +173,8 @@ impl DaemonNamespaces {
         Ok(Some(Arc::clone(keeper)))
     }
 
-    /// From now on nothing else than the source can be reached, neither by this thread nor by others.
+    /// From now on nothing else than the source can be reached, neither by this thread nor by
+    /// others.
     pub fn confine(self) -> Result {
         let DaemonNamespaces { home, own, .. } = self;
         drop(home);
@@ -194,9 +199,9 @@ fn opens_any(source: &ParsedSource) -> bool {
     source.kind.facts().files == FileAccess::Any || defuse_block::driver_of(&source.rest).is_some()
 }
 
-/// The capabilities that stay: to act on files as any user (a directory), to register backing files,
-/// unmount and abort the connection (`CAP_SYS_ADMIN`), to lock the memory of rings, and to assume and drop
-/// the identity of callers (`CAP_SETPCAP` for `SECBIT_NO_SETUID_FIXUP`).
+/// The capabilities that stay: to act on files as any user (a directory), to register backing
+/// files, unmount and abort the connection (`CAP_SYS_ADMIN`), to lock the memory of rings, and to
+/// assume and drop the identity of callers (`CAP_SETPCAP` for `SECBIT_NO_SETUID_FIXUP`).
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -220,9 +225,9 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
 /// The capabilities of the keeper: to unmount, and to remove files in directories of users.
 const KEPT_OF_KEEPER: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_OVERRIDE);
 
-/// Drops all other capabilities, for this thread and those that it starts. Executed programs gain no
-/// privileges (`no_new_privs`, prctl(2)) and have no capabilities (the bounding set, capabilities(7)). A
-/// failure is a warning.
+/// Drops all other capabilities, for this thread and those that it starts. Executed programs gain
+/// no privileges (`no_new_privs`, prctl(2)) and have no capabilities (the bounding set,
+/// capabilities(7)). A failure is a warning.
 pub fn enter() {
     keep_only(KEPT);
 }
@@ -249,8 +254,8 @@ fn keep_only(kept: CapabilitySet) {
     }
 }
 
-/// Installs the filter of system calls for all threads. Comes last, because the filter also refuses calls
-/// that mounting and starting a session need.
+/// Installs the filter of system calls for all threads. Comes last, because the filter also refuses
+/// calls that mounting and starting a session need.
 pub fn filter(needs: FilterNeeds) {
     if let Err(error) = filter::install(needs) {
         log::warn!("no system calls are refused (seccomp): {error}");

@@ -41,7 +41,8 @@ pub struct ServeArgs {
     /// With --shared: bytes of memory for pages of files that clients read without a request
     #[arg(long, value_name = "SIZE", value_parser = images::cache_size, requires = "shared")]
     cache: Option<u64>,
-    /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e or e
+    /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e
+    /// or e
     #[arg(long, value_name = "POLICY", value_parser = PolicyKind::from_name, requires = "shared")]
     eviction: Option<PolicyKind>,
     /// Also admit this user, with that user's permissions; may be repeated
@@ -53,7 +54,8 @@ pub struct ServeArgs {
     /// Maximum number of connections of one user other than root (default: an eighth of all)
     #[arg(long, value_name = "N")]
     max_connections_of_user: Option<usize>,
-    /// Release a lock if others have waited for it for this long, while its process was stopped (default: never)
+    /// Release a lock if others have waited for it for this long, while its process was stopped
+    /// (default: never)
     #[arg(long, value_name = "SECONDS", value_parser = crate::stat::period)]
     dead_after: Option<Duration>,
     #[command(flatten)]

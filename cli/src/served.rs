@@ -306,7 +306,8 @@ pub fn clients(clients: &[ClientRow], left_out: u64) -> String {
     text
 }
 
-/// The name of the program of a process that has run for this time at least: another one with its number is younger.
+/// The name of the program of a process that has run for this time at least: another one with its
+/// number is younger.
 fn program(pid: u32, age_ms: u64) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
     let age = registry::process_age(pid)?;

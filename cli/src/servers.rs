@@ -1,5 +1,5 @@
-//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside the files of mounts, and the
-//! control socket beside it.
+//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside the files
+//! of mounts, and the control socket beside it.
 //!
 //! A file is valid while the process that wrote it runs.
 
@@ -78,8 +78,8 @@ pub fn place() -> Result<PathBuf> {
     Ok(registry::ensure_dir()?.join(format!("{PREFIX}{}.json", std::process::id())))
 }
 
-/// Registers in `file` that this process serves `source` at `socket`. Listens at the control socket, unless that
-/// is impossible.
+/// Registers in `file` that this process serves `source` at `socket`. Listens at the control
+/// socket, unless that is impossible.
 pub fn register(
     file: PathBuf,
     source: String,
@@ -131,7 +131,8 @@ const PREFIX: &str = "serve-";
 fn read(file: &Path) -> Option<ServerEntry> {
     let name = file.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     if let Some(pid) = name.strip_suffix(".sock") {
-        // The server was killed before it wrote its entry. One with an entry may be in another PID namespace.
+        // The server was killed before it wrote its entry. One with an entry may be in another PID
+        // namespace.
         let has_entry = file.with_extension("json").exists();
         if !has_entry && pid.parse().is_ok_and(|pid| process_start(pid).is_none()) {
             let _ = fs::remove_file(file);

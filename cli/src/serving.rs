@@ -1,5 +1,5 @@
-//! A server of one file system, from the socket to the end: for `defuse serve` and `defuse manager`. Further the
-//! arguments that they share with `defuse mount`.
+//! A server of one file system, from the socket to the end: for `defuse serve` and
+//! `defuse manager`. Further the arguments that they share with `defuse mount`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -137,8 +137,8 @@ pub struct ServePlan {
     pub sandbox: Option<FilterNeeds>,
 }
 
-/// The namespaces of a server of `sources`. `stays` is the reason to keep the namespaces of the user, if there is one. To be called
-/// before the sources are opened.
+/// The namespaces of a server of `sources`. `stays` is the reason to keep the namespaces of the
+/// user, if there is one. To be called before the sources are opened.
 ///
 /// # Errors
 ///
@@ -323,8 +323,8 @@ fn options_of_layers(pages: PagedOptions, tree: Option<&Arc<Namespace>>) -> Shar
     SharedOptions { parts, unseen: Some(unseen), ..options }
 }
 
-/// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the reason of the wait
-/// of this process: a file system on other machines may never answer.
+/// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the
+/// reason of the wait of this process: a file system on other machines may never answer.
 fn run_patiently<T>(
     text: &str,
     patience: Duration,

@@ -68,8 +68,8 @@ fn begin_to_end(target: &SignalTarget) {
                 notes.unmounted
             }
         };
-        // The file system may also be mounted elsewhere, as in the mount namespace of a container, from where no
-        // process would end this daemon. An ended connection takes no harm.
+        // The file system may also be mounted elsewhere, as in the mount namespace of a container,
+        // from where no process would end this daemon. An ended connection takes no harm.
         if let Some(file) = abort.filter(|_| unmounted) {
             let _ = rustix::io::write(file, b"1");
         }
@@ -79,9 +79,9 @@ fn begin_to_end(target: &SignalTarget) {
     }
 }
 
-/// Unmounts `mountpoint` if it still has this connection, or detaches it if it is in use. Returns lines for
-/// the log. With `syncs`, the kernel first writes the data that it keeps: it does so by itself at the unmount of the last mount
-/// alone, which this one may not be.
+/// Unmounts `mountpoint` if it still has this connection, or detaches it if it is in use. Returns
+/// lines for the log. With `syncs`, the kernel first writes the data that it keeps: it does so by
+/// itself at the unmount of the last mount alone, which this one may not be.
 pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool) -> KeeperNotes {
     use log::Level::{Error, Info, Warn};
     let (shown, mut notes) = (mountpoint.display(), KeeperNotes::default());
@@ -131,8 +131,8 @@ fn abort(connection: Option<u32>, file: Option<&OwnedFd>) {
 /// The mount point of fusectl.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// Opens the file that aborts a connection. If fusectl is not mounted, as in many containers, root may open a
-/// detached instance of fusectl. This must happen before the sandbox refuses to mount.
+/// Opens the file that aborts a connection. If fusectl is not mounted, as in many containers, root
+/// may open a detached instance of fusectl. This must happen before the sandbox refuses to mount.
 pub fn open_abort(connection: u32) -> Option<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let mounted =

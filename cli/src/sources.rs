@@ -8,8 +8,8 @@ use defuse_fs::source::SourceKind;
 pub static SOURCES: SourceRegistry =
     SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS, ONLY_HERE]);
 
-/// Kinds that only this program links, because they bring a C library or anything else that has no place
-/// inside of another program. `defuse run` serves them for its programs.
+/// Kinds that only this program links, because they bring a C library or anything else that has no
+/// place inside of another program. `defuse run` serves them for its programs.
 const ONLY_HERE: &[&dyn SourceKind] = &[&defuse_example::KIND];
 
 /// True if the library that `defuse run` loads into programs links `kind`, too.

@@ -22,14 +22,14 @@ use crate::until::StopCondition;
 
 /// Show operations of a mount or a server, with their latencies
 ///
-/// A mount of defuse has statistics since its start. With --stages, and for every other FUSE file system,
-/// the kernel is traced from now on (root): the time of requests in the background queue, in the pending
-/// queue, and in the daemon. For a server (serve, manager) name its socket: each client and each device has
-/// figures of its own. Only the user of a daemon and root may ask it.
+/// A mount of defuse has statistics since its start. With --stages, and for every other FUSE file
+/// system, the kernel is traced from now on (root): the time of requests in the background queue,
+/// in the pending queue, and in the daemon. For a server (serve, manager) name its socket: each
+/// client and each device has figures of its own. Only the user of a daemon and root may ask it.
 #[derive(clap::Args)]
 pub struct StatArgs {
-    /// The mount point, the number of the connection, or the socket of a server; optional if defuse has only one
-    /// mount or server
+    /// The mount point, the number of the connection, or the socket of a server; optional if defuse
+    /// has only one mount or server
     #[arg(value_name = "MOUNT|CONNECTION|SOCKET", add = completions::all_mounts())]
     target: Option<PathBuf>,
     /// As JSON
@@ -92,7 +92,8 @@ fn run_mount(args: &StatArgs, target: &CommandTarget) -> Result {
     }
 }
 
-/// Refuses to measure requests in the kernel until Ctrl-C where the user expects the counts of a daemon.
+/// Refuses to measure requests in the kernel until Ctrl-C where the user expects the counts of a
+/// daemon.
 fn refuse_unregistered(args: &StatArgs, target: &CommandTarget) -> Result {
     let is_timed = args.stages || args.duration.is_some() || args.watch.is_some();
     let daemon = target.connection.processes.iter().find(|one| one.comm.starts_with("defuse"));

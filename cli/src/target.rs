@@ -1,4 +1,5 @@
-//! The FUSE connection that a command acts on: any on the machine, by its mount point or its number.
+//! The FUSE connection that a command acts on: any on the machine, by its mount point or its
+//! number.
 
 use std::path::Path;
 use std::thread;

@@ -27,8 +27,8 @@ const PERIOD: Duration = Duration::from_millis(10);
 
 /// Show live requests
 ///
-/// One line for each request at its end: time, operation, inode, name, offset and size, result, process,
-/// and the time in each stage. Traces the kernel (root).
+/// One line for each request at its end: time, operation, inode, name, offset and size, result,
+/// process, and the time in each stage. Traces the kernel (root).
 #[derive(clap::Args)]
 pub struct TraceArgs {
     /// The mount point, or the number of the connection
@@ -160,7 +160,8 @@ impl TraceSink {
             TraceSink::Lines { text, first_ns, last_ns } => {
                 let first_ns = *first_ns.get_or_insert(event.ended_ns);
                 *last_ns = event.ended_ns;
-                // The buffers of the processors are read in turn, so requests may be slightly out of order.
+                // The buffers of the processors are read in turn, so requests may be slightly out
+                // of order.
                 let at_ns = event.ended_ns.saturating_sub(first_ns);
                 line(text, at_ns, event, name);
             }

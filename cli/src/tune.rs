@@ -15,8 +15,9 @@ use crate::target::CommandTarget;
 /// Show and change the limits of a FUSE file system, or abort its connection
 ///
 /// Without values, shows the present ones. The limits are the kernel's, which accepts 1 to 65535,
-/// and for a mount of defuse over /dev/fuse the maximum number of worker threads (1 to 1024). With the
-/// policies paper and merged, this is their MAX. Threads beyond a lower number end after their request.
+/// and for a mount of defuse over /dev/fuse the maximum number of worker threads (1 to 1024). With
+/// the policies paper and merged, this is their MAX. Threads beyond a lower number end after their
+/// request.
 #[derive(clap::Args)]
 pub struct TuneArgs {
     /// The mount point, or the number of the connection

@@ -24,8 +24,8 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Unmount file systems
 ///
-/// Waits until everything is durable and the serving process has ended. Also removes a mount whose process
-/// has died.
+/// Waits until everything is durable and the serving process has ended. Also removes a mount whose
+/// process has died.
 #[derive(clap::Args, Default)]
 pub struct UmountArgs {
     /// Detach at once, even if in use; the mount ends when its last file is closed
@@ -109,9 +109,9 @@ fn unmount_one(path: &Path, args: &UmountArgs) -> Result {
     Ok(())
 }
 
-/// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as
-/// the namespace of another mount's daemon, has copies of all mounts for a moment. A place in the namespace of this process stays.
-/// None if the daemon ends meanwhile.
+/// The other places of a mount that stay for longer than it takes a process to start: a new mount
+/// namespace, such as the namespace of another mount's daemon, has copies of all mounts for a
+/// moment. A place in the namespace of this process stays. None if the daemon ends meanwhile.
 fn find_lasting(
     others: impl Fn() -> Vec<MountLocation>,
     served: &UnmountTarget,
@@ -162,7 +162,8 @@ struct UnmountTarget {
 }
 
 impl UnmountTarget {
-    /// The daemon by the registry, or by the device that it has open: the entry may be of another PID namespace.
+    /// The daemon by the registry, or by the device that it has open: the entry may be of another
+    /// PID namespace.
     fn find(connection: u32, found: Option<RegisteredMount>) -> Option<UnmountTarget> {
         let entry = found.as_ref().map(|found| &found.entry);
         let registered =
@@ -182,7 +183,8 @@ impl UnmountTarget {
     }
 }
 
-/// Removes a mount of defuse from `path` whose daemon has died, so that `path` can be mounted again.
+/// Removes a mount of defuse from `path` whose daemon has died, so that `path` can be mounted
+/// again.
 pub fn clear_dead(path: &Path) -> Result {
     let Some(mount) = mount_at(path) else { return Ok(()) };
     let found = registry::find_by_mountpoint(path);

@@ -1,5 +1,5 @@
-//! The helper of umount(8): `umount.fuse.defuse DIR [-flnrv] [-t type]`. With it, umount(8) and systemd wait until everything is
-//! durable, as `defuse umount` does.
+//! The helper of umount(8): `umount.fuse.defuse DIR [-flnrv] [-t type]`. With it, umount(8) and
+//! systemd wait until everything is durable, as `defuse umount` does.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

@@ -1,8 +1,8 @@
 //! `-o auto_unmount` for other users than root.
 //!
-//! fusermount3 waits for the end of the daemon, and unmounts if the mount point is not connected. It looks there as root,
-//! and the kernel lets root look into mounts of other users only with `fuse.allow_sys_admin_access`. So a process of the
-//! user waits, too, and looks as the user.
+//! fusermount3 waits for the end of the daemon, and unmounts if the mount point is not connected.
+//! It looks there as root, and the kernel lets root look into mounts of other users only with
+//! `fuse.allow_sys_admin_access`. So a process of the user waits, too, and looks as the user.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -19,7 +19,8 @@ use rustix::io::Errno;
 use crate::error::{CommandFailure, Result};
 use crate::inherited;
 
-/// Looks at the mount point, and the time between two of them: the device closes a moment after the daemon's socket.
+/// Looks at the mount point, and the time between two of them: the device closes a moment after the
+/// daemon's socket.
 const LOOKS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 

@@ -54,7 +54,8 @@ impl StopCondition {
         }
     }
 
-    /// Sleeps until the end, or until `goes_on` returns false: what the command watches may be gone.
+    /// Sleeps until the end, or until `goes_on` returns false: what the command watches may be
+    /// gone.
     pub fn wait_while(&self, goes_on: impl Fn() -> bool) {
         while self.sleep(SUBJECT_PERIOD) && goes_on() {}
     }

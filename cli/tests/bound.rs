@@ -100,7 +100,8 @@ impl Drop for LoopImage {
     }
 }
 
-/// Names and attributes that a client knew of a device stayed as they were, whatever its application did.
+/// Names and attributes that a client knew of a device stayed as they were, whatever its
+/// application did.
 #[test]
 fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_caches() {
     if TestPlace::new_to_mount().is_none() {
@@ -398,7 +399,8 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
         let refused = run(65534, device);
         assert!(refused.err.contains("no application may have it"), "{}", refused.err);
     }
-    // The device is given, and opened by the rights of the user, who has none: then the manager holds the device again.
+    // The device is given, and opened by the rights of the user, who has none: then the manager
+    // holds the device again.
     let refused = run(65534, "/one");
     assert!(refused.err.contains("Permission denied"), "{}", refused.err);
     managed.await_holder("manager");

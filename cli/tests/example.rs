@@ -1,4 +1,5 @@
-//! The example backend, which only the program links: `defuse mount`, `serve` and `run` open it by its name.
+//! The example backend, which only the program links: `defuse mount`, `serve` and `run` open it by
+//! its name.
 
 mod common;
 
@@ -51,8 +52,8 @@ fn a_backend_that_one_line_registers_is_mounted_by_its_name() {
     place.expect_success(&["umount", "mnt"]);
 }
 
-/// The library that a run loads into programs does not link this backend, so the run serves it, whatever
-/// becomes of a fork.
+/// The library that a run loads into programs does not link this backend, so the run serves it,
+/// whatever becomes of a fork.
 #[test]
 fn a_source_that_the_preloaded_library_does_not_link_is_served_by_the_run() {
     let place = TestPlace::new();

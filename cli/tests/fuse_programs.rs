@@ -1,4 +1,5 @@
-//! `fuse:COMMAND`: Debian's programs of libfuse 2 and 3 in a run of a user without rights, without /dev/fuse, and without a mount.
+//! `fuse:COMMAND`: Debian's programs of libfuse 2 and 3 in a run of a user without rights, without
+//! /dev/fuse, and without a mount.
 
 mod common;
 
@@ -98,7 +99,8 @@ const CHANGE: &str = "mkdir new && echo written >new/x && mv new/x new/y && cat 
 const CHANGED: &str = "written\nwritten\nmore\nbig\nd\nf\nl\n";
 const WRITE: &str = "echo hello >f && echo more >>f && mkdir d && echo inner >d/inner && mv f g && cat g d/inner && ls";
 
-/// A command of the shell by a user without rights, in a mount namespace in which nothing is behind /dev/fuse.
+/// A command of the shell by a user without rights, in a mount namespace in which nothing is behind
+/// /dev/fuse.
 fn without_rights(place: &TestPlace, command: &str) -> Output {
     let root = place.path("");
     let rights = "--no-new-privs --inh-caps=-all";

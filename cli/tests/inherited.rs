@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use common::{DefuseOutput, PROGRAM, TestPlace, eventually, from_output};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Runs its arguments under limits (the file sizes are 512 * 20 bytes), with SIGTERM and SIGCHLD blocked, SIGXFSZ ignored, the file
-/// `held` open as descriptor 9, and in the directory of the place.
+/// Runs its arguments under limits (the file sizes are 512 * 20 bytes), with SIGTERM and SIGCHLD
+/// blocked, SIGXFSZ ignored, the file `held` open as descriptor 9, and in the directory of the
+/// place.
 const STARTER: &str = "ulimit -Sf 20; ulimit -St 3600; exec 9>held; exec env --block-signal=TERM,CHLD --ignore-signal=XFSZ \"$@\"";
 
 /// The program with these arguments, started so.
@@ -52,7 +53,8 @@ fn processes_of(pid: u32) -> Vec<u32> {
     std::iter::once(pid).chain(children.map(|pid| pid.parse().unwrap())).collect()
 }
 
-/// Asserts that a daemon has nothing of its starter, and ends by a signal that the starter had blocked.
+/// Asserts that a daemon has nothing of its starter, and ends by a signal that the starter had
+/// blocked.
 fn is_free(place: &TestPlace, pid: u32, what: &str) {
     let held = place.path("held");
     for process in processes_of(pid) {
@@ -84,8 +86,8 @@ fn read_hard_limit_of_files(pid: u32) -> String {
     line.split_whitespace().nth(1).unwrap().to_owned()
 }
 
-/// A limit of file sizes killed the daemon at the first larger write of any user, one of processor time after its seconds.
-/// SIGTERM could not end it, and a lock of its starter was held until then.
+/// A limit of file sizes killed the daemon at the first larger write of any user, one of processor
+/// time after its seconds. SIGTERM could not end it, and a lock of its starter was held until then.
 #[test]
 fn a_mount_has_no_limits_masks_and_descriptors_of_its_starter() {
     let Some(place) = TestPlace::new_to_mount().filter(|_| can_start()) else { return };
@@ -122,7 +124,8 @@ fn a_server_and_a_manager_have_no_limits_masks_and_descriptors_of_their_starter(
     }
 }
 
-/// The text without the signals 32 and 33 among those that are ignored, which the C library uses for itself.
+/// The text without the signals 32 and 33 among those that are ignored, which the C library uses
+/// for itself.
 fn strip_internal(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("SigIgn:\t") {
         Some(bits) => format!("{:x}", u64::from_str_radix(bits, 16).unwrap() & !(3 << 31)),
@@ -131,7 +134,8 @@ fn strip_internal(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The mask of the starter could keep a run from hearing of the end of its program: it waited for ever.
+/// The mask of the starter could keep a run from hearing of the end of its program: it waited for
+/// ever.
 #[test]
 fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter() {
     if !can_start() {
@@ -155,7 +159,8 @@ fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter
     }
 }
 
-/// With few descriptors the server of a run accepted no connection of its own program, which waited for ever.
+/// With few descriptors the server of a run accepted no connection of its own program, which waited
+/// for ever.
 #[test]
 fn a_run_with_few_descriptors_works_or_names_the_limit() {
     let place = TestPlace::new();
@@ -219,7 +224,8 @@ fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
     );
 }
 
-/// Such a run ended by an allocation that failed, or its programs lost their server, without a word about the limit.
+/// Such a run ended by an allocation that failed, or its programs lost their server, without a word
+/// about the limit.
 #[test]
 fn a_run_under_a_limit_of_address_space_works_or_names_the_limit() {
     let place = TestPlace::new();

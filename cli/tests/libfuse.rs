@@ -1,4 +1,5 @@
-//! `defuse fuse`: programs of libfuse 2 and 3, of our own and of Debian, with the libraries of this program.
+//! `defuse fuse`: programs of libfuse 2 and 3, of our own and of Debian, with the libraries of this
+//! program.
 
 mod common;
 
@@ -504,7 +505,8 @@ fn a_program_that_the_libraries_cannot_serve_is_refused_with_the_reason() {
     }
 }
 
-/// The loader looks there before it looks at LD_LIBRARY_PATH, so that the program would use the other library without a word.
+/// The loader looks there before it looks at LD_LIBRARY_PATH, so that the program would use the
+/// other library without a word.
 #[test]
 fn a_program_with_a_path_to_its_own_libfuse_is_refused() {
     let place = TestPlace::new();
@@ -528,7 +530,8 @@ fn a_program_with_a_path_to_its_own_libfuse_is_refused() {
     }
 }
 
-/// The loader ignores LD_LIBRARY_PATH for such programs, which would use the original library without a word.
+/// The loader ignores LD_LIBRARY_PATH for such programs, which would use the original library
+/// without a word.
 #[test]
 fn a_program_that_gains_rights_is_refused() {
     if !rustix::process::geteuid().is_root() {
@@ -575,7 +578,8 @@ fn use_debian_files(mnt: &Path, name: &str) {
     }
 }
 
-/// Debian's programs: each over the same files, and what is written through it is in the directory or image behind.
+/// Debian's programs: each over the same files, and what is written through it is in the directory
+/// or image behind.
 #[test]
 fn programs_of_debian_serve_what_they_serve_with_libfuse() {
     let Some(place) = TestPlace::new_to_mount() else { return };

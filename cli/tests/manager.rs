@@ -258,7 +258,8 @@ fn cached_pages_count_for_the_device_of_their_file() {
         ["pages_filled", "pages_requests"].map(|name| figure(name)["value"].as_u64().unwrap())
     };
     let [bytes, requests] = filled(1);
-    // The first reads made the client request pages, and the data that it read then was not there before.
+    // The first reads made the client request pages, and the data that it read then was not there
+    // before.
     assert!((32 * 4096..=64 * 4096).contains(&bytes) && (32..=64).contains(&requests), "{answer}");
     assert_eq!(filled(0), [0, 0]);
     // Reads from pages make no request: the client alone knows of them.

@@ -65,7 +65,8 @@ fn a_directory_is_served_in_every_profile() {
     }
 }
 
-/// The kernel, and with it the daemon, remembered each file of a large tree until the machine ran out of memory.
+/// The kernel, and with it the daemon, remembered each file of a large tree until the machine ran
+/// out of memory.
 #[test]
 fn the_kernel_forgets_unused_files_beyond_the_bound_and_keeps_those_in_use() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -154,7 +155,8 @@ fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
     place.expect_success(&["umount", "mnt"]);
 }
 
-/// A command outside took the number in the container for one of its own: it would have waited for, and named, another process.
+/// A command outside took the number in the container for one of its own: it would have waited for,
+/// and named, another process.
 #[test]
 fn a_daemon_in_another_pid_namespace_has_its_number_here() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -171,8 +173,8 @@ fn a_daemon_in_another_pid_namespace_has_its_number_here() {
     assert!(daemon.wait().unwrap().success());
 }
 
-/// With `noatime` the kernel keeps no access times for the mount, but reads still updated the access times of the
-/// source. (xfstests 120)
+/// With `noatime` the kernel keeps no access times for the mount, but reads still updated the
+/// access times of the source. (xfstests 120)
 #[test]
 fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -650,8 +652,8 @@ with open(path, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:
 print(changed(seen))
 ";
 
-// The kernel kept the times that it had received. A store through a mapping changes only the backing file, so that a
-// program that rebuilds changed files saw no change.
+// The kernel kept the times that it had received. A store through a mapping changes only the
+// backing file, so that a program that rebuilds changed files saw no change.
 #[test]
 fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -670,7 +672,8 @@ fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
 /// other threads read the page all the time. Prints the number of reads that returned old data.
 const WRITES: &str = include_str!("mounts/async_writes.c");
 
-/// Changes a range in every way, and reads it in every way after each change. Prints the pairs that do not agree.
+/// Changes a range in every way, and reads it in every way after each change. Prints the pairs that
+/// do not agree.
 const MIXED: &str = include_str!("mounts/mixed_access.c");
 
 /// Compiles a program in C, and returns its path.
@@ -683,9 +686,9 @@ fn compile_program(place: &TestPlace, name: &str, text: &str) -> PathBuf {
     program
 }
 
-/// A buffered read filled the page during an asynchronous direct write to it. The kernel drops pages
-/// only before such a write, so that all later readers got the old data: 1562 of 10,000 times on uhs, where the mount of files in
-/// memory alone had been mended.
+/// A buffered read filled the page during an asynchronous direct write to it. The kernel drops
+/// pages only before such a write, so that all later readers got the old data: 1562 of 10,000 times
+/// on uhs, where the mount of files in memory alone had been mended.
 #[test]
 fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -706,7 +709,8 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     }
 }
 
-/// Asynchronous direct writes into a file that other jobs allocate and punch holes in, on a full file system.
+/// Asynchronous direct writes into a file that other jobs allocate and punch holes in, on a full
+/// file system.
 const FULL: &str = "[global]
 filename=file
 filesize=128M
@@ -736,8 +740,8 @@ rw=randtrim
 numjobs=2
 ";
 
-/// An asynchronous direct write that found room for a part of its bytes failed with EIO, which programs take for a failed
-/// device: Linux makes that of a short count (xfstests 300).
+/// An asynchronous direct write that found room for a part of its bytes failed with EIO, which
+/// programs take for a failed device: Linux makes that of a short count (xfstests 300).
 #[test]
 fn an_asynchronous_direct_write_that_finds_no_space_says_so() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -786,13 +790,14 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
     }
 }
 
-/// The kernel queries holes before it writes pages back, and the file system answered from its own data: copies of a
-/// live file were zeros.
+/// The kernel queries holes before it writes pages back, and the file system answered from its own
+/// data: copies of a live file were zeros.
 #[test]
 fn a_copy_of_a_file_with_dirty_pages_has_its_bytes() {
     let Some(place) = TestPlace::new_to_mount() else { return };
     place.expect_success(&["mkfs", "uhs", "img", "--size", "64M"]);
-    // Stores and writes into holes, copies by SEEK_DATA and by the number of blocks, and a look at the file while it is open and after.
+    // Stores and writes into holes, copies by SEEK_DATA and by the number of blocks, and a look at
+    // the file while it is open and after.
     let script = r#"
 import mmap, os, subprocess, sys
 for how in ("stored", "written", "written at the end", "unmapped", "closed and mapped"):
@@ -866,8 +871,9 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
     rustix::mount::unmount(&below, rustix::mount::UnmountFlags::DETACH).unwrap();
 }
 
-/// With a write-back cache the kernel dates writes by the last tick of its clock, and new files had exact times: each file was older than
-/// its birth, and make(1) took what was built for older than its source.
+/// With a write-back cache the kernel dates writes by the last tick of its clock, and new files had
+/// exact times: each file was older than its birth, and make(1) took what was built for older than
+/// its source.
 #[test]
 fn files_are_dated_in_the_order_of_their_changes() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -904,7 +910,8 @@ fn files_are_dated_in_the_order_of_their_changes() {
     }
 }
 
-/// chattr(1) moves the change time, which the kernel went on to answer from its attributes (xfstests 277).
+/// chattr(1) moves the change time, which the kernel went on to answer from its attributes
+/// (xfstests 277).
 #[test]
 fn the_change_time_is_new_after_a_change_of_flags() {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -916,7 +923,8 @@ fn the_change_time_is_new_after_a_change_of_flags() {
     }
     for options in ["rw", "writeback", "timeout=60"] {
         place.expect_success(&["mount", "passthrough:src", "mnt", "-o", options]);
-        // With `writeback` the kernel dates files by itself, and does not see that the flags change.
+        // With `writeback` the kernel dates files by itself, and does not see that the flags
+        // change.
         let names: &[&str] = if options == "writeback" { &["."] } else { &["file", "."] };
         for name in names {
             let path = place.path("mnt").join(name);
@@ -935,7 +943,8 @@ fn the_change_time_is_new_after_a_change_of_flags() {
     }
 }
 
-/// Reading a mount with `ro` moved access times: of the files of a passthrough, and in the memory of a daemon of uhs (xfstests 003).
+/// Reading a mount with `ro` moved access times: of the files of a passthrough, and in the memory
+/// of a daemon of uhs (xfstests 003).
 #[test]
 fn reading_a_read_only_mount_leaves_access_times() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -982,8 +991,8 @@ fn with_strictatime_each_reading_moves_the_access_time() {
     }
 }
 
-/// The kernel answers reads from its cache without a request: programs that check whether a file was read since it
-/// changed, such as those that wait for mail, never saw it.
+/// The kernel answers reads from its cache without a request: programs that check whether a file
+/// was read since it changed, such as those that wait for mail, never saw it.
 #[test]
 fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data() {
     let Some(place) = TestPlace::new_to_mount() else { return };

@@ -57,8 +57,8 @@ fn unmount_soon(below: &Path, what: &str) {
     );
 }
 
-/// A daemon kept a descriptor of each mount that it had seen, so that umount(8) failed with "target is busy" until the
-/// daemon ended.
+/// A daemon kept a descriptor of each mount that it had seen, so that umount(8) failed with "target
+/// is busy" until the daemon ended.
 #[test]
 fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
     const KINDS: [&str; 5] = ["tmpfs", "ext4", "overlay", "fuse", "proc"];
@@ -120,8 +120,9 @@ fn use_kind(kind: &str, served: &Path) {
     assert!(fs::metadata(served.join("d/none")).is_err());
 }
 
-/// Names that were looked up in vain are forgotten when the file system is unused. By a name that was made meanwhile, the kernel would
-/// detach what is mounted there, and a working directory would have no path.
+/// Names that were looked up in vain are forgotten when the file system is unused. By a name that
+/// was made meanwhile, the kernel would detach what is mounted there, and a working directory would
+/// have no path.
 #[test]
 fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
     let Some(place) = TestPlace::new_to_mount() else { return };

@@ -25,7 +25,8 @@ fn copy_alone(place: &TestPlace) -> PathBuf {
     copy
 }
 
-/// Runs a script as root with mounts of its own, and a new tmpfs at /var/cache. `None` for other users.
+/// Runs a script as root with mounts of its own, and a new tmpfs at /var/cache. `None` for other
+/// users.
 fn script(place: &TestPlace, text: &str) -> Option<common::DefuseOutput> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root has mounts of its own");

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use common::TestPlace;
 
-/// Lists a directory, then goes to the positions of a hundred entries in another order, also in a second open directory, and begins
-/// again.
+/// Lists a directory, then goes to the positions of a hundred entries in another order, also in a
+/// second open directory, and begins again.
 const LISTING: &str = r#"
 #include <dirent.h>
 #include <errno.h>
@@ -77,14 +77,16 @@ fn check(programs: &[std::path::PathBuf], dir: &Path, entries: usize, what: &str
     }
 }
 
-/// The daemon, a process of 64 bits, gets positions of 63 bits from ext4 and passed them to all programs: a program of
-/// 32 bits that has no large-file support listed nothing on a passthrough of ext4, and failed with `EOVERFLOW`.
+/// The daemon, a process of 64 bits, gets positions of 63 bits from ext4 and passed them to all
+/// programs: a program of 32 bits that has no large-file support listed nothing on a passthrough of
+/// ext4, and failed with `EOVERFLOW`.
 #[test]
 fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
     const FILES: usize = 3000;
     let Some(place) = TestPlace::new_to_mount() else { return };
     let Some(programs) = programs(&place) else { return };
-    // Directories with hashed names and without, of one block and more. Layers of an overlay on two devices have inode numbers beyond 32 bits.
+    // Directories with hashed names and without, of one block and more. Layers of an overlay on two
+    // devices have inode numbers beyond 32 bits.
     sh(
         "truncate -s 64M ext4.img; mkfs.ext4 -q -N 20000 ext4.img; mkdir src/ext4; mount -o loop ext4.img src/ext4
          truncate -s 64M plain.img; mkfs.ext4 -q -N 20000 -O ^dir_index plain.img; mkdir src/plain; mount -o loop plain.img src/plain

@@ -59,7 +59,8 @@ fn make_server_arguments(source: &str) -> Vec<String> {
     ["serve", "--shared", "--foreground", source, "socket"].map(str::to_owned).into()
 }
 
-/// Kills a server at random points while two programs use its mount, each in one of the directories.
+/// Kills a server at random points while two programs use its mount, each in one of the
+/// directories.
 fn kill_under_load(place: &TestPlace, command: Vec<String>, scheme: &str, dirs: [&str; 2]) {
     let seed = u64::from(std::process::id()) << 20 | u64::from(kill_count());
     println!("seed {seed}");
@@ -172,8 +173,8 @@ fn a_run_continues_with_the_next_server() {
     server.kill();
 }
 
-/// Cached pages and small files are read without a request. A program that only read had the pages of the killed server
-/// for ever, also after the next server had other bytes.
+/// Cached pages and small files are read without a request. A program that only read had the pages
+/// of the killed server for ever, also after the next server had other bytes.
 #[test]
 fn a_program_that_reads_cached_pages_notices_the_end_of_their_server() {
     let python = "/usr/bin/python3";

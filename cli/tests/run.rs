@@ -185,7 +185,8 @@ END
     "#;
     run_everywhere("numbers", &["python3"], script);
     compare("numbers", &["python3"], "passthrough:SRC,handles=off", script);
-    // A layer that sees each read takes the descriptor of the file away, and with it the program's descriptor.
+    // A layer that sees each read takes the descriptor of the file away, and with it the program's
+    // descriptor.
     let place = TestPlace::new();
     let source = place.path("src");
     fs::create_dir_all(&source).unwrap();
@@ -273,7 +274,8 @@ with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
     run_everywhere("python3", &["python3"], script);
 }
 
-/// A parent that waits, as in vfork(2) and posix_spawn(3), has not requested a copy of its connection for the child.
+/// A parent that waits, as in vfork(2) and posix_spawn(3), has not requested a copy of its
+/// connection for the child.
 #[test]
 fn children_whose_parents_wait_use_files_before_they_execute_a_program() {
     let script = r#"
@@ -348,7 +350,8 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
 /// A run uses the results of earlier runs. Damaged or changed cache files do not affect a program.
 #[test]
 fn a_directory_that_becomes_a_link_into_a_mount_is_followed_at_once() {
-    // The shell has looked at the directory just before other programs replace it, in each way that there is.
+    // The shell has looked at the directory just before other programs replace it, in each way that
+    // there is.
     let script = r#"
         set -e; echo inside > "$2/file"; cd "$1"
         for by in 'ln -s "$2" dir' 'ln -s "$2" made; mv -T made dir' 'ln -s "$2" made; ln -P made dir'; do
@@ -531,9 +534,9 @@ fn calls_of_every_family_behave_as_natively() {
     compare_c("families", include_str!("run/families.c"), run_everywhere);
 }
 
-// The entry wrote to our stack before the thread was on it. A signal in between was handled at once,
-// and a call of its handler overwrote what the interrupted call had written: the kernel got the
-// arguments of the handler.
+// The entry wrote to our stack before the thread was on it. A signal in between was handled at
+// once, and a call of its handler overwrote what the interrupted call had written: the kernel got
+// the arguments of the handler.
 #[test]
 fn a_signal_may_interrupt_a_call_at_each_instruction() {
     compare_c("stepped", include_str!("run/stepped.c"), run_everywhere);
@@ -629,8 +632,8 @@ fn processes_are_created_while_threads_work() {
     compare_c("spawns", include_str!("run/spawns.c"), run_everywhere);
 }
 
-/// posix_spawn(3) returned 0 where its child could not begin, and what a child of vfork(2) leaves in a variable of its
-/// parent, as busybox does, was lost.
+/// posix_spawn(3) returned 0 where its child could not begin, and what a child of vfork(2) leaves
+/// in a variable of its parent, as busybox does, was lost.
 #[test]
 fn failures_of_children_are_told_as_natively() {
     compare_c("failures", include_str!("run/failures.c"), run_everywhere);
@@ -674,8 +677,9 @@ fn threads_are_cancelled_as_natively() {
     compare_c("cancels.c", include_str!("run/cancels.c"), run_everywhere);
 }
 
-/// Programs on glibc 2.41 made no files: all calls in which a thread can be cancelled go through one function of that C
-/// library, whose call gets its number as an argument, and which was not replaced.
+/// Programs on glibc 2.41 made no files: all calls in which a thread can be cancelled go through
+/// one function of that C library, whose call gets its number as an argument, and which was not
+/// replaced.
 #[test]
 fn calls_with_a_number_in_a_register_are_served_and_interrupted_as_natively() {
     compare_c("bridge.c", include_str!("run/bridge.c"), run_everywhere);
@@ -743,8 +747,8 @@ fn each_thread_has_its_own_credentials() {
     compare_c("users", include_str!("run/users.c"), run_everywhere);
 }
 
-/// A directory that root has searched a moment ago is closed to another user of the same process, and to everyone after its mode
-/// has changed.
+/// A directory that root has searched a moment ago is closed to another user of the same process,
+/// and to everyone after its mode has changed.
 #[test]
 fn a_directory_that_another_user_has_searched_is_closed() {
     if !may_become_others() {
@@ -767,7 +771,8 @@ for dir in ('d', 'd/e'):
     run_everywhere("searched directories", &["python3"], script);
 }
 
-/// The kernel itself changes files whose descriptors programs have, by the rules that it has for all files.
+/// The kernel itself changes files whose descriptors programs have, by the rules that it has for
+/// all files.
 #[test]
 fn an_open_file_is_changed_by_the_rights_of_its_user() {
     if !may_become_others() {
@@ -801,7 +806,8 @@ for how in (os.O_RDWR, os.O_RDONLY, os.O_RDWR | os.O_APPEND):
     run_everywhere("changes of open files", &["python3"], script);
 }
 
-/// truncate(2), sendfile(2), splice(2) and copy_file_range(2) had the error of a limit without its signal.
+/// truncate(2), sendfile(2), splice(2) and copy_file_range(2) had the error of a limit without its
+/// signal.
 #[test]
 fn a_limit_of_file_sizes_has_its_signal_for_every_way_to_write() {
     let script = r#"python3 -c "
@@ -873,8 +879,8 @@ print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_
     compare("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
 }
 
-/// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whatever user changed the file:
-/// clearing it depends on the groups of the caller.
+/// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whatever user
+/// changed the file: clearing it depends on the groups of the caller.
 #[test]
 fn set_id_bits_are_cleared_by_each_change_and_each_user_as_natively() {
     if !may_become_others() {
@@ -988,7 +994,8 @@ fn go_program(place: &TestPlace, code: &str, options: &[&str]) -> Option<std::pa
 
 #[test]
 fn programs_in_go_do_what_they_do_natively() {
-    // Stripped programs, too, have the table of functions. One that can be loaded anywhere has a loader, and no library.
+    // Stripped programs, too, have the table of functions. One that can be loaded anywhere has a
+    // loader, and no library.
     for options in [&[][..], &["-ldflags=-s -w"], &["-buildmode=pie"]] {
         let place = TestPlace::new();
         let code = include_str!("run/program.go");
@@ -997,8 +1004,8 @@ fn programs_in_go_do_what_they_do_natively() {
     }
 }
 
-/// A call of a Go program took 35 times as long as natively, also if it concerned no files: each was dispatched by a
-/// signal.
+/// A call of a Go program took 35 times as long as natively, also if it concerned no files: each
+/// was dispatched by a signal.
 #[test]
 fn calls_of_go_programs_that_concern_no_files_need_no_signal() {
     let place = TestPlace::new();
@@ -1125,8 +1132,8 @@ fn asynchronous_reads_work_if_the_kernel_supports_them() {
     }
 }
 
-/// dlopen(3) was not exported, and the message of dlerror(3) was lost before it was printed: the first write(2) of a
-/// program looked the next function up in the loader.
+/// dlopen(3) was not exported, and the message of dlerror(3) was lost before it was printed: the
+/// first write(2) of a program looked the next function up in the loader.
 #[test]
 fn libraries_are_loaded_from_mounts_and_loader_errors_are_kept() {
     let script = r#"

@@ -1,5 +1,6 @@
-//! Programs with system calls of their own, and programs that a run cannot serve: they do what they do natively, or fail
-//! with a message, and reach no directory outside of the mounts by a relative path.
+//! Programs with system calls of their own, and programs that a run cannot serve: they do what they
+//! do natively, or fail with a message, and reach no directory outside of the mounts by a relative
+//! path.
 
 mod common;
 
@@ -9,8 +10,9 @@ use std::path::Path;
 
 use common::{TestPlace, compile, from_output};
 
-/// A program that makes, renames and lists files by an instruction whose number is an argument, and in a child that it
-/// makes in the same way. With `FIXED`, by one instruction that leaves no room for a jump.
+/// A program that makes, renames and lists files by an instruction whose number is an argument, and
+/// in a child that it makes in the same way. With `FIXED`, by one instruction that leaves no room
+/// for a jump.
 const OWN_CALLS: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -60,9 +62,9 @@ fn mounts(place: &TestPlace) -> [String; 3] {
     ]
 }
 
-/// Rust's crate tempfile renamed its files in the directory in which the run was started, or failed, without a message:
-/// a call whose number is not a constant was neither replaced nor reported. So were all calls of programs with more
-/// than 2 MiB, such as bun.
+/// Rust's crate tempfile renamed its files in the directory in which the run was started, or
+/// failed, without a message: a call whose number is not a constant was neither replaced nor
+/// reported. So were all calls of programs with more than 2 MiB, such as bun.
 #[test]
 fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
     let place = TestPlace::new();
@@ -100,7 +102,8 @@ fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
     }
 }
 
-/// If a loader starts a program by name, the program is another file than the file that the kernel executes.
+/// If a loader starts a program by name, the program is another file than the file that the kernel
+/// executes.
 #[test]
 fn a_program_that_is_started_by_its_loader_is_looked_at() {
     let place = TestPlace::new();
@@ -114,7 +117,8 @@ fn a_program_that_is_started_by_its_loader_is_looked_at() {
     }
 }
 
-/// A program whose calls cannot be replaced made its files in the directory in which the run was started.
+/// A program whose calls cannot be replaced made its files in the directory in which the run was
+/// started.
 #[test]
 fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
     let place = TestPlace::new();
@@ -139,7 +143,8 @@ fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
     assert!(!place.path("made").exists() && !place.path("renamed").exists());
 }
 
-/// A call that was not served took the descriptor of a directory in a mount for the root directory, and made its files there.
+/// A call that was not served took the descriptor of a directory in a mount for the root directory,
+/// and made its files there.
 #[test]
 fn calls_that_cannot_be_replaced_reach_no_directory_by_a_descriptor() {
     let place = TestPlace::new();
@@ -272,7 +277,8 @@ int main(void) {
     }
 }
 
-/// A static program that a program executes in a mount made its files in the directory in which the run was started.
+/// A static program that a program executes in a mount made its files in the directory in which the
+/// run was started.
 #[test]
 fn a_program_that_is_not_served_reaches_no_directory_by_a_relative_path() {
     let place = TestPlace::new();
@@ -359,7 +365,8 @@ fn a_program_of_32_bits_is_refused_or_told_of() {
     }
 }
 
-/// With another library in `DEFUSE_PRELOAD_LIBRARY`, programs ran on the kernel's files, and the run ended with 0.
+/// With another library in `DEFUSE_PRELOAD_LIBRARY`, programs ran on the kernel's files, and the
+/// run ended with 0.
 #[test]
 fn another_library_is_refused_by_its_path() {
     let place = TestPlace::new();
@@ -381,7 +388,8 @@ fn another_library_is_refused_by_its_path() {
     }
 }
 
-/// A program into which the loader loads no library ended the run with its own code, although it was not served.
+/// A program into which the loader loads no library ended the run with its own code, although it
+/// was not served.
 #[test]
 fn a_run_whose_program_was_not_served_fails() {
     let place = TestPlace::new();

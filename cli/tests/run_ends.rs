@@ -144,7 +144,8 @@ fn programs_of_a_killed_run_get_the_reason_for_missing_files() {
     assert_eq!(said.matches("mem:: the process that served it has ended").count(), 2, "{said}");
 }
 
-/// Each program that was started after the end of the run ended with 125, also one that used no file of a mount.
+/// Each program that was started after the end of the run ended with 125, also one that used no
+/// file of a mount.
 #[test]
 fn programs_of_a_killed_run_start_others() {
     let place = TestPlace::new();
@@ -168,7 +169,8 @@ fn programs_of_a_killed_run_start_others() {
     }
 }
 
-/// The standard library opens /dev/null in place of a closed descriptor, and programs got that: `echo` succeeded.
+/// The standard library opens /dev/null in place of a closed descriptor, and programs got that:
+/// `echo` succeeded.
 #[test]
 fn a_closed_descriptor_stays_closed_in_the_program() {
     let place = TestPlace::new();

@@ -1,4 +1,5 @@
-//! Programs of a run in user namespaces: they see the ids of their namespace, and the server the ids of the run's.
+//! Programs of a run in user namespaces: they see the ids of their namespace, and the server the
+//! ids of the run's.
 
 mod common;
 

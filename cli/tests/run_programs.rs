@@ -1,4 +1,5 @@
-//! Programs in files of a mount: the kernel executes them by a descriptor, but they know their names and paths.
+//! Programs in files of a mount: the kernel executes them by a descriptor, but they know their
+//! names and paths.
 
 mod common;
 
@@ -33,8 +34,8 @@ int main(int argc, char **argv) {
     return WEXITSTATUS(status);
 }"#;
 
-/// perl, node and Rust programs could not start themselves: `/proc/self/exe` led to a memory that was gone. pgrep(1) and
-/// killall(1) did not find them.
+/// perl, node and Rust programs could not start themselves: `/proc/self/exe` led to a memory that
+/// was gone. pgrep(1) and killall(1) did not find them.
 #[test]
 fn a_program_of_a_mount_knows_its_path_and_its_name() {
     let place = TestPlace::new();
@@ -109,8 +110,8 @@ fn a_program_of_a_mount_is_executed_where_memory_is_not_executable_by_default() 
     }
 }
 
-/// A library that replaces functions and, as libsocket_wrapper does, holds a lock over fork(2) that they take, and that
-/// rejects the names of objects that it has not seen, as libfakechroot does.
+/// A library that replaces functions and, as libsocket_wrapper does, holds a lock over fork(2) that
+/// they take, and that rejects the names of objects that it has not seen, as libfakechroot does.
 const WRAPPER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -146,8 +147,8 @@ int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *, size_t, void *), void
 }
 "#;
 
-/// Calls of the library went through the functions of other preloaded libraries: with libsocket_wrapper, the first fork was
-/// the end of a program, and with libfakechroot its start.
+/// Calls of the library went through the functions of other preloaded libraries: with
+/// libsocket_wrapper, the first fork was the end of a program, and with libfakechroot its start.
 #[test]
 fn other_preloaded_libraries_do_not_see_calls_of_the_library() {
     let place = TestPlace::new();

@@ -70,7 +70,8 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     }
 }
 
-/// The program sent messages: the memory that the server had offered belonged to the program before.
+/// The program sent messages: the memory that the server had offered belonged to the program
+/// before.
 #[test]
 fn a_program_that_another_one_executes_has_lanes_too() {
     let place = TestPlace::new();
@@ -125,8 +126,8 @@ fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
     end(&query_server(&place), Signal::TERM);
 }
 
-/// Each open searched for the path of the working directory: a listing and a lookup for each directory up to the mount. Paths with
-/// `./` took a lookup for each name.
+/// Each open searched for the path of the working directory: a listing and a lookup for each
+/// directory up to the mount. Paths with `./` took a lookup for each name.
 #[test]
 fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
     let place = TestPlace::new();
@@ -386,8 +387,8 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
             println!("skipped: there is no flock");
             return;
         }
-        // The shell, which has taken no lock, closes the file that another process has locked: no process finds the
-        // lock once close(2) has returned.
+        // The shell, which has taken no lock, closes the file that another process has locked: no
+        // process finds the lock once close(2) has returned.
         let script = "for i in 1 2 3 4 5 6 7 8 9 10; do exec 9>/x/lock; flock 9; exec 9>&-; flock -n /x/lock echo free; done";
         assert_eq!(run(script), "free\n".repeat(10), "{source}");
         assert!(requests(&place, "FLUSH") >= 20, "{source}: {}", requests(&place, "FLUSH"));

@@ -1,7 +1,9 @@
-//! A passthrough of each kind of file system: every operation has the result that it has in the source itself.
+//! A passthrough of each kind of file system: every operation has the result that it has in the
+//! source itself.
 //!
-//! Everything was `ESTALE` on squashfs and on images that a builder had made, whose inodes have neither generations nor birth times. Other kinds
-//! differ as much: in handles, birth times, numbers, and in what they can do at all.
+//! Everything was `ESTALE` on squashfs and on images that a builder had made, whose inodes have
+//! neither generations nor birth times. Other kinds differ as much: in handles, birth times,
+//! numbers, and in what they can do at all.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Mounts of a server that lives and does not answer. In a program of their own: the processes that they start would have files of other tests open
-//! for a moment.
+//! Mounts of a server that lives and does not answer. In a program of their own: the processes that
+//! they start would have files of other tests open for a moment.
 
 mod common;
 
@@ -30,7 +30,8 @@ fn is_waiting(process: u32) -> bool {
     at.is_ok_and(|at| at.contains("fuse") || at.contains("request_wait"))
 }
 
-/// The server lives and does not answer. Callers stayed in the kernel, with SIGKILL pending too, and the mount in use.
+/// The server lives and does not answer. Callers stayed in the kernel, with SIGKILL pending too,
+/// and the mount in use.
 #[test]
 fn callers_of_a_server_that_stands_still_can_be_killed_and_the_mount_be_removed() {
     let Some((place, mut server)) = with_stopped_server() else { return };

@@ -267,7 +267,8 @@ fn a_second_opener_learns_which_process_has_the_image() {
     place.expect_success(&["umount", "two"]);
 }
 
-/// The lock of the first version of a file would be seen, too; the data must be the data of the last sync.
+/// The lock of the first version of a file would be seen, too; the data must be the data of the
+/// last sync.
 #[test]
 fn what_was_synced_survives_a_kill_of_the_daemon() {
     let Some(place) = with_image() else { return };
@@ -338,7 +339,8 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
     assert_eq!(out, "four\nthree\ntwo\n");
 }
 
-// The run ended while its last program's connection did, and what that program had written was lost.
+// The run ended while its last program's connection did, and what that program had written was
+// lost.
 #[test]
 fn what_a_program_of_a_run_has_written_is_durable_when_the_run_ends() {
     let place = TestPlace::new();
@@ -467,7 +469,8 @@ fn a_user_opens_only_images_that_the_user_may_open() {
     assert!(said.err.contains("with the rights of the user who mounts it"), "{}", said.err);
 }
 
-/// The end of a server did not report that its file system could not keep the data that clients had written.
+/// The end of a server did not report that its file system could not keep the data that clients had
+/// written.
 #[test]
 fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -496,8 +499,8 @@ fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
     }
 }
 
-/// An image of an earlier version of the format, which the tests of the crate keep as a list of the bytes that are no
-/// zeros: offset (8 bytes), length (4 bytes), bytes.
+/// An image of an earlier version of the format, which the tests of the crate keep as a list of the
+/// bytes that are no zeros: offset (8 bytes), length (4 bytes), bytes.
 fn write_earlier_image(path: &Path) {
     let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../backends/uhs/images/v1-ended.sparse");
     let kept = fs::read(kept).unwrap();
@@ -535,7 +538,8 @@ fn an_image_of_an_earlier_version_is_upgraded_and_keeps_its_files() {
     assert_eq!((said.code, said.out.contains("upgraded")), (Some(4), false), "{}", said.out);
 }
 
-/// Without a root no path leads to a file: such a mount succeeded, and everything in it was `ESTALE`.
+/// Without a root no path leads to a file: such a mount succeeded, and everything in it was
+/// `ESTALE`.
 #[test]
 fn an_image_without_a_root_is_refused_with_the_next_step() {
     let Some(place) = with_image() else { return };

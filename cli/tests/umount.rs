@@ -118,7 +118,8 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
     assert!(has_ended(pid), "the daemon goes on");
 }
 
-/// umount(8) of a bind mount printed a message and waited for a second, unlike that of any other file system (xfstests 306).
+/// umount(8) of a bind mount printed a message and waited for a second, unlike that of any other
+/// file system (xfstests 306).
 #[test]
 fn the_helper_of_umount_8_is_silent_about_other_places_unless_it_is_verbose() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -141,8 +142,8 @@ fn the_helper_of_umount_8_is_silent_about_other_places_unless_it_is_verbose() {
     assert!(has_ended(pid), "the daemon goes on");
 }
 
-/// A process with a mount namespace of its own for some seconds: a copy of the present one, but without the mounts of other tests, which it
-/// would keep alive.
+/// A process with a mount namespace of its own for some seconds: a copy of the present one, but
+/// without the mounts of other tests, which it would keep alive.
 fn namespace(place: &TestPlace, seconds: &str) -> Option<Child> {
     let script = "while read -r id parent device root at rest; do \
             case $rest in *' - fuse'*) [ \"$at\" = \"$1\" ] || umount -l \"$at\";; esac; \
@@ -227,8 +228,9 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     other.wait().unwrap();
 }
 
-/// A process that starts with a mount namespace of its own, such as the daemon of another mount, has copies of all mounts for a moment. The
-/// command took one for a mount that stays, and returned before the daemon had ended.
+/// A process that starts with a mount namespace of its own, such as the daemon of another mount,
+/// has copies of all mounts for a moment. The command took one for a mount that stays, and returned
+/// before the daemon had ended.
 #[test]
 fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
     let Some(place) = with_image() else { return };

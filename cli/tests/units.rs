@@ -1,4 +1,5 @@
-//! The commands of the units of systemd, as a service manager starts them: configuration, readiness, end.
+//! The commands of the units of systemd, as a service manager starts them: configuration,
+//! readiness, end.
 
 mod common;
 

@@ -34,8 +34,8 @@ impl SourceRegistry {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`] for a text without a kind, for an unknown kind, and for a `REST` that the kind
-    /// cannot have.
+    /// [`SourceOpenError::Usage`] for a text without a kind, for an unknown kind, and for a `REST`
+    /// that the kind cannot have.
     pub fn parse(&self, text: &OsStr) -> SourceResult<ParsedSource> {
         let bytes = text.as_bytes();
         let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
@@ -49,8 +49,8 @@ impl SourceRegistry {
         Ok(ParsedSource { kind, rest })
     }
 
-    /// Opens the file system that `text` names: a source, then options after commas. A backslash makes a
-    /// comma part of the source or option. The options are added to `settings`.
+    /// Opens the file system that `text` names: a source, then options after commas. A backslash
+    /// makes a comma part of the source or option. The options are added to `settings`.
     ///
     /// # Errors
     ///
@@ -66,7 +66,8 @@ impl SourceRegistry {
     ///
     /// # Errors
     ///
-    /// Fails with the errors of [`open`](SourceRegistry::open), but for errors of options, which are not checked.
+    /// Fails with the errors of [`open`](SourceRegistry::open), but for errors of options, which
+    /// are not checked.
     pub fn parse_with_options(
         &self,
         text: &OsStr,
@@ -119,7 +120,8 @@ impl SourceRegistry {
     }
 }
 
-/// Refuses options that a source does not have whose text is a command, and shows how its commas are written.
+/// Refuses options that a source does not have whose text is a command, and shows how its commas
+/// are written.
 fn check_commas(source: &ParsedSource, options: &[String]) -> SourceResult {
     let about = source.kind.facts();
     let is_known = |option: &String| {
@@ -187,8 +189,8 @@ pub struct OpenSource {
 }
 
 impl ParsedSource {
-    /// Opens the file system. A read-only one refuses changes by itself, because the flag of a kernel
-    /// mount can be removed while it is mounted.
+    /// Opens the file system. A read-only one refuses changes by itself, because the flag of a
+    /// kernel mount can be removed while it is mounted.
     ///
     /// # Errors
     ///
@@ -197,8 +199,9 @@ impl ParsedSource {
         self.open_with_switch(settings).map(|(fs, _)| fs)
     }
 
-    /// [`open`](ParsedSource::open), with the switch of the layer that refuses changes ([`ReadOnlyLayer::switch`]),
-    /// if there is one. A file system that refuses them by itself ([`Caps::read_only`]) has none.
+    /// [`open`](ParsedSource::open), with the switch of the layer that refuses changes
+    /// ([`ReadOnlyLayer::switch`]), if there is one. A file system that refuses them by itself
+    /// ([`Caps::read_only`]) has none.
     ///
     /// [`Caps::read_only`]: defuse_fs::Caps::read_only
     pub fn open_with_switch(

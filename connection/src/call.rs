@@ -23,8 +23,8 @@ impl<F: FileSystem> UncheckedFileSystem<F> {
         UncheckedFileSystem(fs)
     }
 
-    /// Checks a call by `cx` that names `inodes`. `EPERM` if the client acts for another user; `ESTALE` for inodes
-    /// that the client did not get; `EIO` once after it has lost a lock.
+    /// Checks a call by `cx` that names `inodes`. `EPERM` if the client acts for another user;
+    /// `ESTALE` for inodes that the client did not get; `EIO` once after it has lost a lock.
     pub(crate) fn check<'a>(
         &'a self,
         client: &'a WatchedClient,
@@ -43,8 +43,8 @@ impl<F: FileSystem> UncheckedFileSystem<F> {
         Ok(CheckedCall { fs: &self.0, guard: (!who.is_root()).then(guard) })
     }
 
-    /// Returns the file system, for calls that name neither a caller nor an inode, and for returning what the client
-    /// holds by the ledger.
+    /// Returns the file system, for calls that name neither a caller nor an inode, and for
+    /// returning what the client holds by the ledger.
     pub(crate) fn unchecked(&self) -> &F {
         &self.0
     }

@@ -35,8 +35,8 @@ impl ServiceState {
     /// The state of a file system without connections, which are limited by `quotas`.
     ///
     /// `await_ended` waits for a moment until the connections of clients that have ended are
-    /// [closed](PeerConnection::close). A lock that such a client held is free then: a parent that learns of the
-    /// end of a child expects that.
+    /// [closed](PeerConnection::close). A lock that such a client held is free then: a parent that
+    /// learns of the end of a child expects that.
     pub fn new(
         quotas: ServiceQuotas,
         await_ended: impl Fn() + Send + Sync + 'static,
@@ -44,8 +44,9 @@ impl ServiceState {
         ServiceState::with(quotas, false, Box::new(await_ended))
     }
 
-    /// Like [`new`](ServiceState::new), for a server that calls [`release_stopped`](ServiceState::release_stopped).
-    /// The connections keep the paths of their open files for its messages.
+    /// Like [`new`](ServiceState::new), for a server that calls
+    /// [`release_stopped`](ServiceState::release_stopped). The connections keep the paths of their
+    /// open files for its messages.
     pub fn with_watcher(
         quotas: ServiceQuotas,
         await_ended: impl Fn() + Send + Sync + 'static,
@@ -64,9 +65,10 @@ impl ServiceState {
         Arc::new(ServiceState { maps, holds, watch, accounts, keeps_paths, await_ended })
     }
 
-    /// Releases each lock for which a waiter has waited for `limit`, if all processes that share the lock were
-    /// stopped at every call of this method during that time. Their next calls get `EIO` once, and the log names them
-    /// and the file. Must be called several times in each `limit`. Returns the number of locks.
+    /// Releases each lock for which a waiter has waited for `limit`, if all processes that share
+    /// the lock were stopped at every call of this method during that time. Their next calls get
+    /// `EIO` once, and the log names them and the file. Must be called several times in each
+    /// `limit`. Returns the number of locks.
     ///
     /// `look` returns the kernel's information about a process.
     pub fn release_stopped(
@@ -78,7 +80,8 @@ impl ServiceState {
         self.watch.release(fs, (limit, Instant::now()), look)
     }
 
-    /// The number of locks that were released because their processes were stopped, since the beginning.
+    /// The number of locks that were released because their processes were stopped, since the
+    /// beginning.
     pub fn locks_lost(&self) -> u64 {
         self.watch.count_released()
     }
@@ -109,8 +112,8 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
         PeerConnection::with(fs, service, Arc::new(who), ledger)
     }
 
-    /// Returns a connection for a child process, which begins with everything that this connection holds, except the
-    /// record locks of the process. It acts for the same user.
+    /// Returns a connection for a child process, which begins with everything that this connection
+    /// holds, except the record locks of the process. It acts for the same user.
     ///
     /// # Errors
     ///
@@ -121,8 +124,9 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
         Ok(self.with_ledger(Arc::clone(&self.who), ledger))
     }
 
-    /// A connection for the next program of the process, which acts for `who`. It holds nothing, and may
-    /// [take over](PeerConnection::take_over) from this one until it is [settled](PeerConnection::settle).
+    /// A connection for the next program of the process, which acts for `who`. It holds nothing,
+    /// and may [take over](PeerConnection::take_over) from this one until it is
+    /// [settled](PeerConnection::settle).
     #[must_use]
     pub fn prepare_exec(&self, who: PeerCredentials) -> Self {
         let account = self.service.accounts.account_of(who.uid);
@@ -156,14 +160,16 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
-    /// From now on the client may name every inode, by a number that it learned from another process with the same
-    /// file system. For a client that is trusted with the whole file system, and a file system that accepts such
-    /// numbers ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
+    /// From now on the client may name every inode, by a number that it learned from another
+    /// process with the same file system. For a client that is trusted with the whole file system,
+    /// and a file system that accepts such numbers
+    /// ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
     pub fn trust_numbers(&self) {
         self.ledger.allow_any_inode();
     }
 
-    /// From now on the client shares these names, which are for clients with its [rights](PeerConnection::credentials).
+    /// From now on the client shares these names, which are for clients with its
+    /// [rights](PeerConnection::credentials).
     pub fn share(&self, names: Arc<dyn NameSource>) {
         self.ledger.share(names);
     }
@@ -187,13 +193,13 @@ impl<F: FileSystem> PeerConnection<F> {
         self.client.holdings()
     }
 
-    /// Takes over an inode or an open file from the connection for whose [next program](PeerConnection::prepare_exec)
-    /// this connection was made.
+    /// Takes over an inode or an open file from the connection for whose [next
+    /// program](PeerConnection::prepare_exec) this connection was made.
     ///
     /// # Errors
     ///
-    /// `EPERM` if this connection takes over from no other, or is settled; `ESTALE` and `EBADF` for objects that the
-    /// other connection does not have.
+    /// `EPERM` if this connection takes over from no other, or is settled; `ESTALE` and `EBADF` for
+    /// objects that the other connection does not have.
     pub fn take_over(&self, inherited: &InheritedInode) -> Result<()> {
         self.ledger.take_over(inherited)
     }
@@ -203,15 +209,15 @@ impl<F: FileSystem> PeerConnection<F> {
         self.ledger.settle();
     }
 
-    /// Maps an open file: returns the memory that all its mappings share, filled with `len` bytes at `offset` at
-    /// least. An offset in the file is the offset in the memory. The client releases it by
-    /// [`unmap`](PeerConnection::unmap).
+    /// Maps an open file: returns the memory that all its mappings share, filled with `len` bytes
+    /// at `offset` at least. An offset in the file is the offset in the memory. The client releases
+    /// it by [`unmap`](PeerConnection::unmap).
     ///
     /// # Errors
     ///
-    /// `EPERM`, `ESTALE` and `EBADF` as for every call; `EACCES` where the file is not open for reading,
-    /// or not for writing and the mapping `writes`; `EOVERFLOW` beyond the longest file; `ENOMEM` beyond
-    /// the limit; `ENOSYS` for a file system that only takes submissions.
+    /// `EPERM`, `ESTALE` and `EBADF` as for every call; `EACCES` where the file is not open for
+    /// reading, or not for writing and the mapping `writes`; `EOVERFLOW` beyond the longest file;
+    /// `ENOMEM` beyond the limit; `ENOSYS` for a file system that only takes submissions.
     pub fn map(
         &self,
         cx: &Context<'_>,
@@ -250,8 +256,9 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EINVAL` where the client has no mapping of the file. The
-    /// mapping has ended, and changes are not in the file system, with the errors of a write: `ENOSPC`.
+    /// `EPERM` and `ESTALE` as for every call; `EINVAL` where the client has no mapping of the
+    /// file. The mapping has ended, and changes are not in the file system, with the errors of a
+    /// write: `ENOSPC`.
     pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         let call = self.check(cx, &[ino])?;
         if !self.ledger.record_unmap(ino) {
@@ -265,8 +272,8 @@ impl<F: FileSystem> PeerConnection<F> {
         written
     }
 
-    /// Releases everything that the client still holds and no other client of its family holds: the client has ended.
-    /// Must be called once, after the last call.
+    /// Releases everything that the client still holds and no other client of its family holds: the
+    /// client has ended. Must be called once, after the last call.
     pub fn close(&self) {
         let fs = self.behind.unchecked();
         for (ino, users) in self.ledger.take_maps() {
@@ -302,7 +309,8 @@ impl<F: FileSystem> PeerConnection<F> {
         !self.who.is_root()
     }
 
-    /// Returns the open file by its handle in the file system: `EBADF` if the client does not have it.
+    /// Returns the open file by its handle in the file system: `EBADF` if the client does not have
+    /// it.
     pub(crate) fn lower(&self, file: File) -> Result<File> {
         Ok(File { ino: file.ino, fh: self.ledger.handle(file)? })
     }

@@ -15,7 +15,8 @@ pub struct PeerCredentials {
 }
 
 impl SupplementaryGroups for PeerCredentials {
-    /// Returns the groups of the user that connected. Root acts for other users, whose groups are unknown.
+    /// Returns the groups of the user that connected. Root acts for other users, whose groups are
+    /// unknown.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
         match self.groups.split_first() {
             Some((_, supplementary)) if !self.is_root() && caller.uid == self.uid => {

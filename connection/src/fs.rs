@@ -35,8 +35,8 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.behind.unchecked().detach(origin)
     }
 
-    /// Returns nothing. Figures concern all users, and are for the operator of the server, which reads them from the
-    /// file system itself.
+    /// Returns nothing. Figures concern all users, and are for the operator of the server, which
+    /// reads them from the file system itself.
     fn figures(&self) -> Vec<Figure> {
         Vec::new()
     }
@@ -54,7 +54,8 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.behind.unchecked().lifecycle()
     }
 
-    /// Returns `None`: a client names only inodes that it got by lookups, and no message is a shortcut.
+    /// Returns `None`: a client names only inodes that it got by lookups, and no message is a
+    /// shortcut.
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         None
     }
@@ -429,7 +430,8 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         })
     }
 
-    /// The file system alone knows the meaning of a request, and which callers may make it. It is left to root.
+    /// The file system alone knows the meaning of a request, and which callers may make it. It is
+    /// left to root.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         let call = self.check(cx, &[file.ino])?;
         call.guard(|_| Err(Errno::ENOTTY))?;
@@ -572,15 +574,15 @@ impl<F: FileSystem> PeerConnection<F> {
         entry
     }
 
-    /// Records that the client has made `name` in `parent`. It knows the attributes of the inode, and may name the inode for some time
-    /// after it has returned the lookup, as after a report.
+    /// Records that the client has made `name` in `parent`. It knows the attributes of the inode,
+    /// and may name the inode for some time after it has returned the lookup, as after a report.
     fn record_new_name(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
         self.ledger.record_report(entry.ino);
         self.record_lookup(parent, name, entry)
     }
 
-    /// Records an open file that the client gets. The client uses no descriptor of a lower file: its reads and writes
-    /// go through this layer, and so does a flush after a lock, which it ends.
+    /// Records an open file that the client gets. The client uses no descriptor of a lower file:
+    /// its reads and writes go through this layer, and so does a flush after a lock, which it ends.
     fn record_open(&self, ino: Ino, opened: OpenReply, flags: OpenFlags, dir: bool) -> OpenReply {
         let fh = self.ledger.record_open(File { ino, fh: opened.fh }, dir, flags);
         OpenReply { fh, backing: None, lower: None, ..opened }

@@ -1,8 +1,8 @@
 //! Permission checks for a client whose user is not root.
 //!
-//! The process at the other end checks permissions, as the kernel does for a mount, but the server cannot verify that
-//! it does. So every call of such a client is checked by the rules of the kernel ([`rules`]). A client that checks
-//! permissions itself never notices.
+//! The process at the other end checks permissions, as the kernel does for a mount, but the server
+//! cannot verify that it does. So every call of such a client is checked by the rules of the kernel
+//! ([`rules`]). A client that checks permissions itself never notices.
 
 use defuse_fs::{
     Attr, Context, Errno, Fh, File, FileKind, FileSystem, Ino, LockKind, LockRequest, LockType,
@@ -13,7 +13,8 @@ use crate::credentials::PeerCredentials;
 use crate::ledger::{AccessModes, ConnectionLedger};
 use crate::rules::{self, EXEC, READ, WRITE};
 
-/// The checks of one call. Each returns `EACCES`, `EPERM`, `EBADF`, or the error of the file system.
+/// The checks of one call. Each returns `EACCES`, `EPERM`, `EBADF`, or the error of the file
+/// system.
 pub(crate) struct CallGuard<'a> {
     pub(crate) fs: &'a dyn FileSystem,
     pub(crate) ledger: &'a ConnectionLedger,
@@ -91,7 +92,8 @@ impl CallGuard<'_> {
         if from.0 == to.0 {
             return Ok(());
         }
-        // Moving a directory to another parent writes to it; in an exchange either may be a directory.
+        // Moving a directory to another parent writes to it; in an exchange either may be a
+        // directory.
         let other = other.filter(|_| flags.has(RenameFlags::EXCHANGE));
         let directories = [moved, other].into_iter().flatten();
         directories
@@ -136,8 +138,8 @@ impl CallGuard<'_> {
         if modes.is_some_and(how) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// Checks a lock request. fcntl(2) requires the file to be open for the kind of access that is locked; flock(2)
-    /// does not.
+    /// Checks a lock request. fcntl(2) requires the file to be open for the kind of access that is
+    /// locked; flock(2) does not.
     pub(crate) fn lock(&self, file: File, request: &LockRequest) -> Result<()> {
         match (request.kind, request.lock.typ) {
             (LockKind::Posix, LockType::Read) => self.check_use(file, |modes| modes.reads),

@@ -1,10 +1,11 @@
 //! Locks that keep a check and the change that it permits together.
 //!
-//! A guarded client may remove a name, or change attributes, if the present attributes permit it. Between the check
-//! and the change no other client may put another inode under the name, or change the owner of the inode. The kernel
-//! holds the lock of the directory, and of the inode, for the same reason (`may_delete` of `fs/namei.c`,
-//! `notify_change` of `fs/attr.c`). Here the call of a guarded client holds the lock of the inode exclusively, and
-//! calls of other clients that change the same object share it. Changes outside of connections are not held up.
+//! A guarded client may remove a name, or change attributes, if the present attributes permit it.
+//! Between the check and the change no other client may put another inode under the name, or change
+//! the owner of the inode. The kernel holds the lock of the directory, and of the inode, for the
+//! same reason (`may_delete` of `fs/namei.c`, `notify_change` of `fs/attr.c`). Here the call of a
+//! guarded client holds the lock of the inode exclusively, and calls of other clients that change
+//! the same object share it. Changes outside of connections are not held up.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -35,8 +36,8 @@ enum LockShardGuard<'a> {
 }
 
 impl InodeLocks {
-    /// Returns the locks for the removal of names from two directories, which may be one: exclusive for a guarded
-    /// client.
+    /// Returns the locks for the removal of names from two directories, which may be one: exclusive
+    /// for a guarded client.
     pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> InodeLockGuard<'_> {
         self.lock_pair(dirs, is_guarded)
     }

@@ -1,18 +1,20 @@
-//! The lookups, open files and locks of a connection. For a mount the kernel keeps this account; a client in user
-//! space may end at any moment, or send wrong requests.
+//! The lookups, open files and locks of a connection. For a mount the kernel keeps this account; a
+//! client in user space may end at any moment, or send wrong requests.
 //!
 //! A process that forks makes a connection for its child, whose ledger begins as a copy of its own
-//! ([`ConnectionLedger::copy`]). Both connections then hold what the file system gave once. So the connections of
-//! such a *family* share a second account: what the file system gave, and how often the connections hold it. The file
-//! system gets back what no connection holds any more.
+//! ([`ConnectionLedger::copy`]). Both connections then hold what the file system gave once. So the
+//! connections of such a *family* share a second account: what the file system gave, and how often
+//! the connections hold it. The file system gets back what no connection holds any more.
 //!
-//! A client names an open file by a number of its own ([`ConnectionLedger::record_open`]), not by the handle of the
-//! file system, which may be the same for every open of an inode. Thus the ledger distinguishes two opens
-//! of one file, and knows which connections share an open file description. The locks of an open file
-//! description end when the last of those connections has closed it or has ended, flock(2).
+//! A client names an open file by a number of its own ([`ConnectionLedger::record_open`]), not by
+//! the handle of the file system, which may be the same for every open of an inode. Thus the ledger
+//! distinguishes two opens of one file, and knows which connections share an open file description.
+//! The locks of an open file description end when the last of those connections has closed it or
+//! has ended, flock(2).
 //!
-//! *Invariants*, which are asserted: no connection gives back more than it holds; the family holds at least what each
-//! of its connections holds, and the file system has given no more than the family holds.
+//! *Invariants*, which are asserted: no connection gives back more than it holds; the family holds
+//! at least what each of its connections holds, and the file system has given no more than the
+//! family holds.
 
 mod holders;
 #[cfg(test)]
@@ -74,8 +76,8 @@ struct FileMappings {
     charged: u64,
 }
 
-/// Inodes that were reported to the client lately, without lookups. The older half is forgotten when there are too
-/// many.
+/// Inodes that were reported to the client lately, without lookups. The older half is forgotten
+/// when there are too many.
 #[derive(Default)]
 struct ListedInodes {
     new: HashSet<Ino>,
@@ -149,8 +151,8 @@ struct FamilyHoldings {
     locks: HashMap<LockKey, u64>,
 }
 
-/// Lookups of one inode: the lookups that the file system gave and has not got back, and the lookups that the
-/// connections of a family hold.
+/// Lookups of one inode: the lookups that the file system gave and has not got back, and the
+/// lookups that the connections of a family hold.
 #[derive(Clone, Copy, Default)]
 struct LookupCount {
     granted: u64,
@@ -203,15 +205,16 @@ pub(crate) struct CloseOutcome {
     pub(crate) locks: Vec<(LockKind, LockOwner)>,
 }
 
-/// An inode that the connection of the next program takes over, with an open file if there is one: see
-/// [`PeerConnection::prepare_exec`](crate::PeerConnection::prepare_exec).
+/// An inode that the connection of the next program takes over, with an open file if there is one:
+/// see [`PeerConnection::prepare_exec`](crate::PeerConnection::prepare_exec).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedInode {
     /// The inode.
     pub ino: Ino,
     /// The number of an open file or directory of the inode.
     pub fh: Option<Fh>,
-    /// The access mode of the new connection, which is limited to the access mode of the other connection.
+    /// The access mode of the new connection, which is limited to the access mode of the other
+    /// connection.
     pub mode: AccessMode,
     /// The new connection also takes over the record locks of its process.
     pub process_locks: bool,
@@ -226,7 +229,8 @@ impl Default for ConnectionLedger {
 }
 
 impl ConnectionLedger {
-    /// The ledger of a new connection, whose user has `account`. It may keep the paths of open files.
+    /// The ledger of a new connection, whose user has `account`. It may keep the paths of open
+    /// files.
     pub(crate) fn new(
         limits: ConnectionLimits,
         account: Arc<UserAccount>,
@@ -257,8 +261,8 @@ impl ConnectionLedger {
         ConnectionLedger { own, family, source, usage, may_name_any, names, paths }
     }
 
-    /// Returns the ledger of a connection that holds nothing yet, and may take over from this one until
-    /// [`settle`](ConnectionLedger::settle).
+    /// Returns the ledger of a connection that holds nothing yet, and may take over from this one
+    /// until [`settle`](ConnectionLedger::settle).
     pub(crate) fn prepare_exec(
         self: &Arc<ConnectionLedger>,
         account: Arc<UserAccount>,
@@ -273,8 +277,9 @@ impl ConnectionLedger {
         lock(&self.source).take();
     }
 
-    /// Takes over one object. `EPERM` if this ledger takes over from no other, or was settled; `ESTALE` and `EBADF`
-    /// for objects that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
+    /// Takes over one object. `EPERM` if this ledger takes over from no other, or was settled;
+    /// `ESTALE` and `EBADF` for objects that the other connection does not have; `ENFILE` and
+    /// `EMFILE` beyond the limits.
     pub(crate) fn take_over(&self, inherited: &InheritedInode) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
         assert!(!std::ptr::eq(&raw const *source, self), "a ledger takes over from itself");
@@ -287,8 +292,8 @@ impl ConnectionLedger {
         if !source.holds(inherited.ino) {
             return Err(Errno::ESTALE);
         }
-        // The connection that takes over is younger than the other one, so that the order of locks is always the
-        // same.
+        // The connection that takes over is younger than the other one, so that the order of locks
+        // is always the same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(inherited.ino);
         if let Some(fh) = inherited.fh {
@@ -320,8 +325,9 @@ impl ConnectionLedger {
         Ok(())
     }
 
-    /// Returns the ledger of a connection that holds everything that this one holds, except the locks of its process.
-    /// `ENFILE`, `EMFILE` and `ENOMEM` if the user may not hold all that twice.
+    /// Returns the ledger of a connection that holds everything that this one holds, except the
+    /// locks of its process. `ENFILE`, `EMFILE` and `ENOMEM` if the user may not hold all that
+    /// twice.
     pub(crate) fn copy(&self) -> Result<ConnectionLedger> {
         let _one = self.usage.lock_copying();
         self.usage.admit_copy()?;
@@ -361,7 +367,8 @@ impl ConnectionLedger {
         }
     }
 
-    /// Removes `lookups` of `ino`, or as many as the client holds. Returns how many the file system gets back.
+    /// Removes `lookups` of `ino`, or as many as the client holds. Returns how many the file system
+    /// gets back.
     pub(crate) fn remove_lookups(&self, ino: Ino, lookups: u64) -> u64 {
         let (mut own, mut family) = self.shard(ino);
         let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
@@ -394,8 +401,8 @@ impl ConnectionLedger {
         self.names.get()
     }
 
-    /// True if a published name leads to `ino`, and the client could find it now. Must not be called with a shard
-    /// locked.
+    /// True if a published name leads to `ino`, and the client could find it now. Must not be
+    /// called with a shard locked.
     fn shares(&self, ino: Ino) -> bool {
         let holds = |dir| lock(&self.own[shard_index(dir)]).may_name(dir);
         self.names().is_some_and(|names| names.lead_to(ino, &holds))
@@ -420,8 +427,8 @@ impl ConnectionLedger {
         }
     }
 
-    /// Records an open file or directory that the client gets, and that has the handle of `file` in the file system.
-    /// Returns the number by which the client names it.
+    /// Records an open file or directory that the client gets, and that has the handle of `file` in
+    /// the file system. Returns the number by which the client names it.
     pub(crate) fn record_open(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
         self.usage.add_opens(1);
@@ -462,7 +469,8 @@ impl ConnectionLedger {
         Some(CloseOutcome { handle: mine.handle, release: last.is_some(), locks })
     }
 
-    /// Returns the file system's handle of an open file. `EBADF` if the client does not have the file.
+    /// Returns the file system's handle of an open file. `EBADF` if the client does not have the
+    /// file.
     pub(crate) fn handle(&self, file: File) -> Result<Fh> {
         let own = lock(&self.own[shard_index(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.handle).ok_or(Errno::EBADF)
@@ -474,8 +482,8 @@ impl ConnectionLedger {
         own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
 
-    /// Returns the owner of locks by its number in the file system. A client chooses the numbers of its owners, and
-    /// must not be able to name the owner of another client's locks.
+    /// Returns the owner of locks by its number in the file system. A client chooses the numbers of
+    /// its owners, and must not be able to name the owner of another client's locks.
     pub(crate) fn owner(&self, owner: LockOwner) -> LockOwner {
         LockOwner(owner.0 ^ self.family.secret)
     }
@@ -501,8 +509,8 @@ impl ConnectionLedger {
         }
     }
 
-    /// Runs `map`, one call at a time, with the number of bytes that the client may still map. Where it
-    /// succeeds, `len` bytes of the file have one more mapping.
+    /// Runs `map`, one call at a time, with the number of bytes that the client may still map.
+    /// Where it succeeds, `len` bytes of the file have one more mapping.
     pub(crate) fn map(
         &self,
         ino: Ino,
@@ -555,8 +563,8 @@ impl ConnectionLedger {
         taken.map(|(ino, mapping)| (ino, mapping.count)).collect()
     }
 
-    /// Releases the locks of `owner`: the record locks of a process, or the locks of an open file that the client
-    /// closes. False if the locks stay, because another connection has them, too.
+    /// Releases the locks of `owner`: the record locks of a process, or the locks of an open file
+    /// that the client closes. False if the locks stay, because another connection has them, too.
     pub(crate) fn release_flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
         self.usage.record_unlock((file.ino, LockKind::Posix, owner));
@@ -653,8 +661,8 @@ impl ConnectionLedger {
 }
 
 impl ConnectionHoldings {
-    /// True if the client may name `ino`: it has a lookup or an open file of the inode, or the inode was reported to
-    /// it.
+    /// True if the client may name `ino`: it has a lookup or an open file of the inode, or the
+    /// inode was reported to it.
     fn may_name(&self, ino: Ino) -> bool {
         self.lookups.contains_key(&ino) || self.listed.has(ino) || self.opens.contains_key(&ino)
     }
@@ -678,8 +686,8 @@ impl FamilyHoldings {
         back
     }
 
-    /// Closes the open file for one connection. Returns the locks that end, and the open file if no other connection
-    /// holds it.
+    /// Closes the open file for one connection. Returns the locks that end, and the open file if no
+    /// other connection holds it.
     fn close(
         &mut self,
         key: (Ino, Fh),

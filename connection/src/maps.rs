@@ -1,20 +1,22 @@
 //! Files that clients have mapped, `MAP_SHARED`.
 //!
-//! Each file has one memory (memfd), which all clients map. A part of the memory is filled when it is mapped for the
-//! first time. As far as it is filled, the memory *is* the file's data, as the page cache is for a file system of the
-//! kernel: clients read from it, and write to it and to the file system. Changes through mappings reach the file
-//! system when a client requests it (fsync, as of msync(2)), before operations that have to see them, and when a
-//! mapping ends. The memory ends with the last mapping.
+//! Each file has one memory (memfd), which all clients map. A part of the memory is filled when it
+//! is mapped for the first time. As far as it is filled, the memory *is* the file's data, as the
+//! page cache is for a file system of the kernel: clients read from it, and write to it and to the
+//! file system. Changes through mappings reach the file system when a client requests it (fsync, as
+//! of msync(2)), before operations that have to see them, and when a mapping ends. The memory ends
+//! with the last mapping.
 //!
-//! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole takes
-//! no memory, whatever its length. It has the length of the file in whole pages, and grows with it: an
-//! access beyond is a SIGBUS, as on a file system of the kernel, and no mapping takes memory for what the
-//! file does not have, however long it is (`MAP_POPULATE`, mlock(2)). It is sealed against becoming
-//! shorter: a client has its descriptor, and would kill every other client that has mapped it.
+//! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole
+//! takes no memory, whatever its length. It has the length of the file in whole pages, and grows
+//! with it: an access beyond is a SIGBUS, as on a file system of the kernel, and no mapping takes
+//! memory for what the file does not have, however long it is (`MAP_POPULATE`, mlock(2)). It is
+//! sealed against becoming shorter: a client has its descriptor, and would kill every other client
+//! that has mapped it.
 //!
-//! Stores into holes take no space of the file system before they are written to it, which may fail then.
-//! The client gets the error at the end of its mapping. If the client was killed before, the next fsync of the file
-//! fails.
+//! Stores into holes take no space of the file system before they are written to it, which may fail
+//! then. The client gets the error at the end of its mapping. If the client was killed before, the
+//! next fsync of the file fails.
 
 mod parts;
 
@@ -79,15 +81,16 @@ pub(crate) struct MappingAnswer {
 }
 
 impl MappedFiles {
-    /// No files. `most` is the number of bytes that the memory of a file may take for each of its users.
+    /// No files. `most` is the number of bytes that the memory of a file may take for each of its
+    /// users.
     pub(crate) fn new(most: u64) -> MappedFiles {
         let (count, files, lost) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
         MappedFiles { count, files, most, lost }
     }
 
     /// The memory of a file, filled in `range` at least, for one more user, which may write if it
-    /// `writes`. `ENOMEM` where that needs a copy of more than `room` bytes, `EOVERFLOW` for a range
-    /// beyond the longest file.
+    /// `writes`. `ENOMEM` where that needs a copy of more than `room` bytes, `EOVERFLOW` for a
+    /// range beyond the longest file.
     pub(crate) fn map(
         &self,
         fs: &dyn FileSystem,
@@ -111,7 +114,8 @@ impl MappedFiles {
             mapped.prepare(fs, range, writes, room)
         };
         if made.is_err() {
-            // This call did not map the file, and bytes that other clients have stored are still there.
+            // This call did not map the file, and bytes that other clients have stored are still
+            // there.
             let _ = self.release(fs, ino, 1);
         }
         made
@@ -251,14 +255,15 @@ impl MappedInode {
         Ok(())
     }
 
-    /// Makes the memory as long as the file, in whole pages. Fails with `EOVERFLOW` beyond its maximum length.
+    /// Makes the memory as long as the file, in whole pages. Fails with `EOVERFLOW` beyond its
+    /// maximum length.
     fn extend(&self, fs: &dyn FileSystem) -> Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
         open.extend(fs.getattr(&own_context(), self.ino, Some(open.file.fh))?.size)
     }
 
-    /// Reads the missing parts of `range` into memory. `ENOMEM` if they have more than `room` bytes of data; nothing
-    /// is read then.
+    /// Reads the missing parts of `range` into memory. `ENOMEM` if they have more than `room` bytes
+    /// of data; nothing is read then.
     fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>, mut room: u64) -> Result<()> {
         if range.end > LENGTH {
             return Err(Errno::EOVERFLOW);
@@ -298,8 +303,8 @@ impl MappedInode {
         Ok(())
     }
 
-    /// Updates the memory after a change of the file system. A part for which there is no room is no longer kept
-    /// current, and reads as zeros.
+    /// Updates the memory after a change of the file system. A part for which there is no room is
+    /// no longer kept current, and reads as zeros.
     fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {
@@ -468,7 +473,8 @@ impl OpenMapping {
         }
     }
 
-    /// Returns the bytes that the memory takes, including bytes that clients have stored through mappings.
+    /// Returns the bytes that the memory takes, including bytes that clients have stored through
+    /// mappings.
     fn used_memory(&self) -> Result<u64> {
         let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
         Ok(blocks as u64 * 512)
@@ -517,8 +523,8 @@ fn memory() -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// Returns the first part of `range` that is not a hole of the file. A file system that does not report holes has
-/// none.
+/// Returns the first part of `range` that is not a hole of the file. A file system that does not
+/// report holes has none.
 fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u64>> {
     if range.start >= range.end {
         return None;

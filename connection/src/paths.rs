@@ -1,8 +1,8 @@
 //! The paths by which a client found its open files, for messages.
 //!
-//! A message about a file names it. A search for the name would take as long as clients make it, by the number of
-//! files and by directories below each other. So each connection keeps the path of a file from its opening on. The
-//! file may have been renamed since.
+//! A message about a file names it. A search for the name would take as long as clients make it, by
+//! the number of files and by directories below each other. So each connection keeps the path of a
+//! file from its opening on. The file may have been renamed since.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};

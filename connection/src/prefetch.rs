@@ -1,5 +1,5 @@
-//! Small files that are read with their open, and several of a directory by one call: for a client that opens them one after the
-//! other.
+//! Small files that are read with their open, and several of a directory by one call: for a client
+//! that opens them one after the other.
 
 use defuse_fs::{
     AccessMode, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenArgs, OpenFlags,
@@ -57,16 +57,16 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EBADF` for an open file of others; `EACCES` where it is not open
-    /// for reading.
+    /// `EPERM` and `ESTALE` as for every call; `EBADF` for an open file of others; `EACCES` where
+    /// it is not open for reading.
     pub fn may_read(&self, cx: &Context<'_>, file: File) -> Result<()> {
         self.check(cx, &[file.ino])?;
         let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
         if modes.reads { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is
-    /// mapped, and after any error.
+    /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a
+    /// regular file or is mapped, and after any error.
     pub fn read_whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
         let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
         let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
@@ -85,17 +85,19 @@ impl<F: FileSystem> PeerConnection<F> {
         is_whole.then_some(WholeBytes { bytes, read_is_due })
     }
 
-    /// Opens small regular files of the directory `dir` for reading, as far as the client may open them, and reports
-    /// each by the callback. The callback returns false for a file that it cannot take, and for all after that.
-    /// `version` returns the version of an inode's attributes, or `None` if changes of the file cannot be noticed.
+    /// Opens small regular files of the directory `dir` for reading, as far as the client may open
+    /// them, and reports each by the callback. The callback returns false for a file that it cannot
+    /// take, and for all after that. `version` returns the version of an inode's attributes, or
+    /// `None` if changes of the file cannot be noticed.
     ///
     /// Returns the position for the next call; `None` at the end of the directory.
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, which the next call
-    /// reports; `EINVAL` for flags other than the flags of reading; `EACCES` if the user may not read or search the
-    /// directory; the errors of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
+    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, which the
+    /// next call reports; `EINVAL` for flags other than the flags of reading; `EACCES` if the user
+    /// may not read or search the directory; the errors of opendir(3) and readdir(3); `ENOSYS` for
+    /// a file system that cannot resolve paths.
     pub fn open_ahead(
         &self,
         cx: &Context<'_>,
@@ -123,7 +125,8 @@ impl<F: FileSystem> PeerConnection<F> {
         while left > 0 {
             let listed = DirectoryNames::list(call.fs, cx, dir, (at, piece.min(left)))?;
             for (bytes, next) in &listed.all {
-                // The other half of the files that the client may have open is left for its own opens.
+                // The other half of the files that the client may have open is left for its own
+                // opens.
                 if count == wanted.most || !self.ledger.usage.has_room_ahead() {
                     return Ok(Some(at));
                 }
@@ -146,8 +149,8 @@ impl<F: FileSystem> PeerConnection<F> {
         Ok(Some(at))
     }
 
-    /// Opens and reads the file of this name in a directory, if it is small and may be opened. Fails with `ENOSYS` for a file system
-    /// that cannot resolve paths.
+    /// Opens and reads the file of this name in a directory, if it is small and may be opened.
+    /// Fails with `ENOSYS` for a file system that cannot resolve paths.
     fn open_small(
         &self,
         call: &CheckedCall<'_, F>,
@@ -192,8 +195,8 @@ impl<F: FileSystem> PeerConnection<F> {
         }
     }
 
-    /// Closes a file that was opened for reading. Updates the access time if the client has read bytes in the reply
-    /// to the open.
+    /// Closes a file that was opened for reading. Updates the access time if the client has read
+    /// bytes in the reply to the open.
     pub fn close_ahead(&self, cx: &Context<'_>, file: File, (flags, has_read): (OpenFlags, bool)) {
         if has_read && !self.has_lost() {
             let mut byte = [0];

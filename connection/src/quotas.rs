@@ -1,7 +1,7 @@
 //! Limits of one user over all its connections, and of all users together.
 //!
-//! A user may have many connections. Limits of a connection alone would let one user take everything that
-//! the other users need.
+//! A user may have many connections. Limits of a connection alone would let one user take
+//! everything that the other users need.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -20,7 +20,8 @@ pub struct ServiceQuotas {
 }
 
 impl Default for ServiceQuotas {
-    /// Half of the memory of the machine or the control group for mapped files, and half of that for one user.
+    /// Half of the memory of the machine or the control group for mapped files, and half of that
+    /// for one user.
     fn default() -> Self {
         let mapped_bytes = defuse_hugepages::memory_limit() / 2;
         let user = ConnectionLimits {
@@ -52,7 +53,8 @@ pub(crate) struct UserAccount {
     mapped: UsageNumber,
     mapped_of_all: Arc<UsageNumber>,
     most_of_all: u64,
-    /// Held while a connection is copied: the objects that the copy adds are counted before the next copy is checked.
+    /// Held while a connection is copied: the objects that the copy adds are counted before the
+    /// next copy is checked.
     pub(crate) copying: Mutex<()>,
 }
 
@@ -101,8 +103,9 @@ impl UserAccount {
         self.mapped_of_all.sub(bytes);
     }
 
-    /// Reserves up to `bytes` for a mapping that is being made, as far as the limits of the user and of
-    /// all users allow. Mappings that are made at the same time cannot pass the limits together.
+    /// Reserves up to `bytes` for a mapping that is being made, as far as the limits of the user
+    /// and of all users allow. Mappings that are made at the same time cannot pass the limits
+    /// together.
     pub(crate) fn reserve_mapped(self: &Arc<UserAccount>, bytes: u64) -> ReservedBytes {
         let of_user = self.mapped.take_up_to(bytes, self.limits.mapped_bytes);
         let bytes = self.mapped_of_all.take_up_to(of_user, self.most_of_all);

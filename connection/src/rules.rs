@@ -1,6 +1,6 @@
-//! The kernel's permission rules for users other than root, as functions of attributes and credentials:
-//! inode_permission, may_delete and may_linkat of `fs/namei.c`, setattr_prepare of `fs/attr.c`,
-//! vfs_utimes of `fs/utimes.c`, and xattr_permission of `fs/xattr.c`.
+//! The kernel's permission rules for users other than root, as functions of attributes and
+//! credentials: inode_permission, may_delete and may_linkat of `fs/namei.c`, setattr_prepare of
+//! `fs/attr.c`, vfs_utimes of `fs/utimes.c`, and xattr_permission of `fs/xattr.c`.
 //!
 //! There are no user namespaces, and users have no capabilities.
 
@@ -51,8 +51,9 @@ pub(super) fn open_mask(flags: OpenFlags) -> u32 {
     mask | if flags.has(OpenFlags::TRUNC) { WRITE } else { 0 }
 }
 
-/// Refuses inodes that the kernel never opens through a file system: `ENXIO` for devices, fifos and sockets, which
-/// the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another user than the owner.
+/// Refuses inodes that the kernel never opens through a file system: `ENXIO` for devices, fifos and
+/// sockets, which the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another
+/// user than the owner.
 pub(super) fn may_open(who: &PeerCredentials, attr: &Attr, flags: OpenFlags) -> Result<()> {
     match attr.kind {
         FileKind::Regular => {}
@@ -64,8 +65,8 @@ pub(super) fn may_open(who: &PeerCredentials, attr: &Attr, flags: OpenFlags) -> 
     if flags.has(OpenFlags::NOATIME) && !owns(who, attr) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Refuses changes of attributes that the user may not make: `EPERM`. True if the other changes need permission to
-/// write.
+/// Refuses changes of attributes that the user may not make: `EPERM`. True if the other changes
+/// need permission to write.
 pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Result<bool> {
     let owner = owns(who, attr);
     let is_owners =
@@ -108,8 +109,8 @@ pub(super) fn may_remove(who: &PeerCredentials, dir: &Attr, victim: &Attr) -> Re
     if posix::may_remove(who, dir, victim) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Refuses extended attributes that the user may not read or write (`mask`): `EPERM`, `ENODATA`. True
-/// where the others need permission `mask` on the inode.
+/// Refuses extended attributes that the user may not read or write (`mask`): `EPERM`, `ENODATA`.
+/// True where the others need permission `mask` on the inode.
 pub(super) fn may_xattr(
     who: &PeerCredentials,
     attr: &Attr,

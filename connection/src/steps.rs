@@ -1,8 +1,8 @@
-//! Whole paths and whole directories in one call, without lookups: the data by which a client finds a name again
-//! without a request.
+//! Whole paths and whole directories in one call, without lookups: the data by which a client finds
+//! a name again without a request.
 //!
-//! The client may then name the reported inodes for some time: the ledger remembers a limited number of them.
-//! Afterwards the reply is `ESTALE`, and the client repeats its request.
+//! The client may then name the reported inodes for some time: the ledger remembers a limited
+//! number of them. Afterwards the reply is `ESTALE`, and the client repeats its request.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -17,7 +17,8 @@ use crate::ledger::ConnectionLedger;
 use crate::pages::{LookupVersions, NameSource};
 use crate::rules::{EXEC, READ};
 
-/// The maximum number of names that are published later. A client could request more before they are published.
+/// The maximum number of names that are published later. A client could request more before they
+/// are published.
 const MOST_UNTOLD: usize = 1024;
 
 /// An inode on the way of a path, or in a directory.
@@ -50,8 +51,8 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EACCES` where the user may not search a directory on the way; `ENOSYS`
-    /// for a file system that cannot resolve paths.
+    /// `EPERM` and `ESTALE` as for every call; `EACCES` where the user may not search a directory
+    /// on the way; `ENOSYS` for a file system that cannot resolve paths.
     pub fn walk_steps(
         &self,
         cx: &Context<'_>,
@@ -88,12 +89,13 @@ impl<F: FileSystem> PeerConnection<F> {
     }
 
     /// Passes up to `most` names of the directory `dir` to the callback, until it returns false.
-    /// [`share_names`](PeerConnection::share_names) publishes them for other clients: that takes as long again, and
-    /// the client need not wait for it.
+    /// [`share_names`](PeerConnection::share_names) publishes them for other clients: that takes as
+    /// long again, and the client need not wait for it.
     ///
     /// # Errors
     ///
-    /// The errors of [`walk_steps`](PeerConnection::walk_steps), and `EACCES` if the user may not read the directory.
+    /// The errors of [`walk_steps`](PeerConnection::walk_steps), and `EACCES` if the user may not
+    /// read the directory.
     pub fn names(
         &self,
         cx: &Context<'_>,

@@ -1,13 +1,14 @@
 //! Locks of clients that are alive and cannot answer.
 //!
-//! The end of a client is known at once, since its connection ends. A client that is stopped (by a signal, a debugger, or
-//! a frozen control group) keeps its connection and its locks. If a waiter has waited for one of these locks for a
-//! limit, and all processes that share the lock were stopped during that time, the lock is released, and the next
-//! call of each gets `EIO`.
+//! The end of a client is known at once, since its connection ends. A client that is stopped (by a
+//! signal, a debugger, or a frozen control group) keeps its connection and its locks. If a waiter
+//! has waited for one of these locks for a limit, and all processes that share the lock were
+//! stopped during that time, the lock is released, and the next call of each gets `EIO`.
 //!
-//! A process that runs or sleeps keeps its locks, as POSIX requires, however long it takes. So no client has to send
-//! signs of life, and a program needs no thread for them. A stopped client holds up others in no other way: its
-//! requests run without it, and its memory can be taken away at any time.
+//! A process that runs or sleeps keeps its locks, as POSIX requires, however long it takes. So no
+//! client has to send signs of life, and a program needs no thread for them. A stopped client holds
+//! up others in no other way: its requests run without it, and its memory can be taken away at any
+//! time.
 
 #[cfg(test)]
 mod tests;

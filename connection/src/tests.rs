@@ -250,7 +250,8 @@ fn is_for_all(method: Method) -> bool {
     matches!(method, Method::Statfs | Method::Syncfs)
 }
 
-/// True for methods that give an open file back. They are called after its process has ended, for no caller.
+/// True for methods that give an open file back. They are called after its process has ended, for
+/// no caller.
 fn is_release(method: Method) -> bool {
     matches!(method, Method::Release | Method::Releasedir)
 }
@@ -390,7 +391,8 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
     }
 }
 
-/// Each method is called on objects that the client has, and everything that it gives is released at the end.
+/// Each method is called on objects that the client has, and everything that it gives is released
+/// at the end.
 #[test]
 fn what_any_method_gives_is_accounted_for_and_taken_back() {
     for method in operations() {
@@ -549,8 +551,9 @@ fn submitted_operations_are_checked_like_others() {
     connection.close();
 }
 
-/// The ledger forgot the record locks of a process by a flush of an open file that the client did not have, and that
-/// never reached the file system: no call dropped the locks when the client ended.
+/// The ledger forgot the record locks of a process by a flush of an open file that the client did
+/// not have, and that never reached the file system: no call dropped the locks when the client
+/// ended.
 #[test]
 fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     struct DroppedLocks {
@@ -583,8 +586,8 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     assert_eq!(fs.dropped.load(Ordering::Relaxed), 1);
 }
 
-/// The server looked for clients that had ended after the file system refused the lock. If a client's connection was
-/// closed between the two, the lock was free, and yet the reply was EAGAIN.
+/// The server looked for clients that had ended after the file system refused the lock. If a
+/// client's connection was closed between the two, the lock was free, and yet the reply was EAGAIN.
 #[test]
 fn a_lock_is_granted_whose_holder_ends_during_the_request() {
     struct OneHeldLock {

@@ -1,8 +1,8 @@
 //! Limits of one connection.
 //!
-//! A client that takes without end would use up what all others need: memory of the server, descriptors of lower
-//! files, room for locks. The objects of a connection are counted, and one more than the limit is refused with the
-//! error of the kernel.
+//! A client that takes without end would use up what all others need: memory of the server,
+//! descriptors of lower files, room for locks. The objects of a connection are counted, and one
+//! more than the limit is refused with the error of the kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -188,7 +188,8 @@ impl ConnectionUsage {
         self.account.opens.sub(count);
     }
 
-    /// True while connection and user each have less than half of the open files that their limits allow.
+    /// True while connection and user each have less than half of the open files that their limits
+    /// allow.
     pub(super) fn has_room_ahead(&self) -> bool {
         let (account, limits) = (&self.account, &self.account.limits);
         self.opens.get() < self.limits.opens / 2 && account.opens.get() < limits.opens / 2
@@ -225,8 +226,8 @@ impl ConnectionUsage {
         self.change_ranges(|ranges| ranges.drop_owner(key, key.1, key.2, &mut Vec::new()));
     }
 
-    /// Returns the locks on `ino` that conflict with `request`, with the processes that took them. Owners have the
-    /// numbers that the client chose.
+    /// Returns the locks on `ino` that conflict with `request`, with the processes that took them.
+    /// Owners have the numbers that the client chose.
     pub(super) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<(LockKey, u32)> {
         let holders = self.ranges().holders(|key| key.0 == ino, request);
         holders.into_iter().map(|(key, lock)| (key, lock.pid)).collect()
@@ -262,7 +263,8 @@ impl Drop for CountedWait {
 }
 
 impl ConnectionLedger {
-    /// Checks the limit before a call that gives a lookup: `ENFILE`. Concurrent calls may each get the last one.
+    /// Checks the limit before a call that gives a lookup: `ENFILE`. Concurrent calls may each get
+    /// the last one.
     pub(crate) fn admit_lookup(&self) -> Result<()> {
         if self.may_look_up() { Ok(()) } else { Err(Errno::ENFILE) }
     }
@@ -292,7 +294,8 @@ impl ConnectionLedger {
         usage.lookups.get() < usage.limits.lookups && account.lookups.get() < account.limits.lookups
     }
 
-    /// Records that the file system has set or dropped a lock. The owner has the number that the client chose.
+    /// Records that the file system has set or dropped a lock. The owner has the number that the
+    /// client chose.
     pub(crate) fn record_lock(&self, ino: Ino, request: &LockRequest) {
         let key = (ino, request.kind, request.owner);
         // A key has one owner, so there is no conflict.
@@ -331,7 +334,8 @@ mod tests {
         UserAccounts::new(ServiceQuotas { user, ..ServiceQuotas::default() })
     }
 
-    /// Limits held for each connection alone, so that a user got every resource by many connections.
+    /// Limits held for each connection alone, so that a user got every resource by many
+    /// connections.
     #[test]
     fn a_user_has_one_limit_for_all_its_connections() {
         let limits =
@@ -363,7 +367,8 @@ mod tests {
         let full = [Err(Errno::ENFILE), Err(Errno::EMFILE), Err(Errno::ENOLCK)];
         assert_eq!((all(&one), all(&two), all(&other)), (full, full, [Ok(()); 3]));
         assert_eq!(one.copy().err(), Some(Errno::ENFILE));
-        // A connection that ends gives everything back, also if its ledger stays for the next program's connection.
+        // A connection that ends gives everything back, also if its ledger stays for the next
+        // program's connection.
         let successor = one.prepare_exec(users.account_of(6));
         one.usage.end();
         assert_eq!(all(&two), [Ok(()); 3]);

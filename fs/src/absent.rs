@@ -2,8 +2,8 @@
 
 use crate::{Attr, Context, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Name, Result};
 
-/// A file system that has gone, or is not there yet: what every file system has fails with this error, and all the rest is not
-/// implemented.
+/// A file system that has gone, or is not there yet: what every file system has fails with this
+/// error, and all the rest is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbsentFileSystem(pub Errno);
 

@@ -2,11 +2,12 @@
 //! pipe. A backend names the source or the destination of the data, and the frontend copies as
 //! little as possible.
 //!
-//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a copy
-//! ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer never becomes a Rust slice:
-//! the peer could change it after it was checked. A backend can get its address for calls outside of Rust that take any
-//! bytes ([`ReadBuf::lend_shared`], [`WriteBuf::borrow_shared`]). A device that works after the call that passed the
-//! buffer owns the memory until it is done ([`Io::take_room`](crate::Io::take_room)).
+//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a
+//! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer
+//! never becomes a Rust slice: the peer could change it after it was checked. A backend can get its
+//! address for calls outside of Rust that take any bytes ([`ReadBuf::lend_shared`],
+//! [`WriteBuf::borrow_shared`]). A device that works after the call that passed the buffer owns the
+//! memory until it is done ([`Io::take_room`](crate::Io::take_room)).
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -34,9 +35,9 @@ pub trait ReadSink {
         None
     }
 
-    /// The address of the memory of the next `len` bytes, which another process may read and write at any time. It is valid
-    /// until the operation has ended. Returns `None` (the default) for memory that [`lend`](ReadSink::lend) lends, and if there
-    /// is none.
+    /// The address of the memory of the next `len` bytes, which another process may read and write
+    /// at any time. It is valid until the operation has ended. Returns `None` (the default) for
+    /// memory that [`lend`](ReadSink::lend) lends, and if there is none.
     fn lend_shared(&mut self, _len: usize) -> Option<NonNull<u8>> {
         None
     }
@@ -121,8 +122,9 @@ impl<'a> ReadBuf<'a> {
         Some(&mut room[..len])
     }
 
-    /// The address of all free space, if that is memory which another process may read and write meanwhile: for system calls and
-    /// C libraries that write there. It is valid until the operation has ended ([`Io`](crate::Io) included). `None` also for a full buffer.
+    /// The address of all free space, if that is memory which another process may read and write
+    /// meanwhile: for system calls and C libraries that write there. It is valid until the
+    /// operation has ended ([`Io`](crate::Io) included). `None` also for a full buffer.
     /// [`advance`](ReadBuf::advance) reports the bytes.
     pub fn lend_shared(&mut self) -> Option<NonNull<u8>> {
         match self.remaining() {
@@ -178,8 +180,9 @@ pub trait WriteSource {
         None
     }
 
-    /// The address of all the remaining bytes, in memory that another process may write to at any time. It is valid until the operation has
-    /// ended. Returns `None` (the default) for memory that [`borrow`](WriteSource::borrow) lends, and if there is none.
+    /// The address of all the remaining bytes, in memory that another process may write to at any
+    /// time. It is valid until the operation has ended. Returns `None` (the default) for memory
+    /// that [`borrow`](WriteSource::borrow) lends, and if there is none.
     fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
         None
     }
@@ -219,8 +222,9 @@ impl<'a> WriteBuf<'a> {
         self.source.take(out)
     }
 
-    /// The address of all the remaining bytes, if they lie in memory that another process may write to meanwhile: for system calls
-    /// and C libraries that read there, once. It is valid until the operation has ended.
+    /// The address of all the remaining bytes, if they lie in memory that another process may write
+    /// to meanwhile: for system calls and C libraries that read there, once. It is valid until the
+    /// operation has ended.
     pub fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
         if self.remaining() == 0 { None } else { self.source.borrow_shared() }
     }

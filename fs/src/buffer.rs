@@ -3,8 +3,9 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// Bytes of an operation that outlives the call that began it. A buffer of [`new_aligned`](Buffer::new_aligned) begins at a
-/// page, so that a device can use them without a copy (open(2), `O_DIRECT`).
+/// Bytes of an operation that outlives the call that began it. A buffer of
+/// [`new_aligned`](Buffer::new_aligned) begins at a page, so that a device can use them without a
+/// copy (open(2), `O_DIRECT`).
 #[derive(Default)]
 pub struct Buffer {
     vec: Vec<u8>,

@@ -32,11 +32,11 @@ pub enum OwnerCapability {
     Fowner = 3,
 }
 
-/// A source of supplementary groups, which few file systems need: for example a file system that checks access by
-/// itself, on a server of its own.
+/// A source of supplementary groups, which few file systems need: for example a file system that
+/// checks access by itself, on a server of its own.
 pub trait SupplementaryGroups: Send + Sync {
-    /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or not
-    /// visible from here, `ENOSYS` where the frontend cannot know them.
+    /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or
+    /// not visible from here, `ENOSYS` where the frontend cannot know them.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>>;
 
     /// True if the answer costs nothing, so that it need not be kept.
@@ -44,9 +44,9 @@ pub trait SupplementaryGroups: Send + Sync {
         false
     }
 
-    /// True if `caller` has this capability over files with this owner and group, capabilities(7), as root of a user
-    /// namespace has it over the files of the namespace. False where the process is gone, and where the frontend
-    /// cannot know.
+    /// True if `caller` has this capability over files with this owner and group, capabilities(7),
+    /// as root of a user namespace has it over the files of the namespace. False where the process
+    /// is gone, and where the frontend cannot know.
     fn has_capability(&self, caller: Caller, number: OwnerCapability, owner: (u32, u32)) -> bool {
         let _ = (caller, number, owner);
         false
@@ -89,20 +89,21 @@ impl<'a> Context<'a> {
         Context { groups: Some(groups), ..self }
     }
 
-    /// The supplementary groups of the caller. The frontend finds them out at this call, for a kernel mount by reading
-    /// /proc. `ESRCH` where the process is gone, `ENOSYS` where the frontend cannot know them.
+    /// The supplementary groups of the caller. The frontend finds them out at this call, for a
+    /// kernel mount by reading /proc. `ESRCH` where the process is gone, `ENOSYS` where the
+    /// frontend cannot know them.
     pub fn supplementary_groups(&self) -> Result<Vec<u32>> {
         self.groups.ok_or(Errno::ENOSYS)?.groups_of(self.caller)
     }
 
-    /// True if the caller has this capability over files with this owner and group. The frontend finds it out at this call,
-    /// as it does for the groups.
+    /// True if the caller has this capability over files with this owner and group. The frontend
+    /// finds it out at this call, as it does for the groups.
     pub fn has_capability(&self, number: OwnerCapability, owner: (u32, u32)) -> bool {
         self.groups.is_some_and(|groups| groups.has_capability(self.caller, number, owner))
     }
 
-    /// True if the supplementary groups are known without a system call, and may be other ones for the next operation
-    /// of the same process.
+    /// True if the supplementary groups are known without a system call, and may be other ones for
+    /// the next operation of the same process.
     pub fn groups_are_known(&self) -> bool {
         self.groups.is_some_and(SupplementaryGroups::are_known)
     }

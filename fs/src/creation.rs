@@ -11,8 +11,8 @@ pub const CREATE_WITH: OpenArgs = OpenArgs {
     kill_suidgid: false,
 };
 
-/// Creates a file with the contents `data` by calls of `create`, `write`, `flush` and `release`. Fails with the errors
-/// of [`Shortcuts::create_with`](crate::Shortcuts::create_with).
+/// Creates a file with the contents `data` by calls of `create`, `write`, `flush` and `release`.
+/// Fails with the errors of [`Shortcuts::create_with`](crate::Shortcuts::create_with).
 pub fn create_in_calls<F: FileSystem + ?Sized>(
     fs: &F,
     cx: &Context<'_>,
@@ -28,8 +28,8 @@ pub fn create_in_calls<F: FileSystem + ?Sized>(
     Ok(entry)
 }
 
-/// Writes the bytes of `data` after the first `done` bytes to a new file, and flushes the file, unless `no_flush` is
-/// set ([`OpenReply::no_flush`](crate::OpenReply::no_flush)).
+/// Writes the bytes of `data` after the first `done` bytes to a new file, and flushes the file,
+/// unless `no_flush` is set ([`OpenReply::no_flush`](crate::OpenReply::no_flush)).
 ///
 /// # Errors
 ///

@@ -11,8 +11,9 @@ const MOST_BEHIND_NS: i64 = 100_000_000;
 
 /// The latest date that was given, below which no later one falls.
 ///
-/// The clocks of a machine differ by up to a tick: the exact time, the time of the last tick, and the time by which the
-/// kernel dates the changes in its write-back cache, which lies between them (multigrain timestamps, Linux 6.13).
+/// The clocks of a machine differ by up to a tick: the exact time, the time of the last tick, and
+/// the time by which the kernel dates the changes in its write-back cache, which lies between them
+/// (multigrain timestamps, Linux 6.13).
 #[derive(Debug, Default)]
 pub struct DateFloor {
     ns: AtomicI64,
@@ -26,7 +27,8 @@ impl DateFloor {
         let _ = self.ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
     }
 
-    /// `date`, or the latest date that was given if that is later. A clock that was set back is followed.
+    /// `date`, or the latest date that was given if that is later. A clock that was set back is
+    /// followed.
     pub fn bound_below(&self, date: Timestamp) -> Timestamp {
         from_ns(bound_below(to_ns(date), self.ns.load(Ordering::Relaxed)))
     }

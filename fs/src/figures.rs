@@ -10,8 +10,8 @@ pub struct Figure {
     pub value: u64,
     /// The unit.
     pub unit: MeasureUnit,
-    /// The number only grows from the start of the file system on. Otherwise it is a state that goes up and
-    /// down.
+    /// The number only grows from the start of the file system on. Otherwise it is a state that
+    /// goes up and down.
     pub total: bool,
 }
 

@@ -26,10 +26,10 @@ use crate::{
 /// * `attached` is called before the first operation of a frontend, and `detached` after its last.
 ///
 /// Some frontends serialize more. The kernel sends one change of a directory's names at a time, and
-/// one write to a file at a time unless [`OpenReply::parallel_direct_writes`] is set. The in-process
-/// client and sockets do not. A client on a socket may also violate the order of `release` and
-/// `forget`: a file system that is served there answers calls with unknown handles or inodes by
-/// `EBADF` or `ESTALE`.
+/// one write to a file at a time unless [`OpenReply::parallel_direct_writes`] is set. The
+/// in-process client and sockets do not. A client on a socket may also violate the order of
+/// `release` and `forget`: a file system that is served there answers calls with unknown handles or
+/// inodes by `EBADF` or `ESTALE`.
 ///
 /// # Permissions
 ///
@@ -61,17 +61,18 @@ pub trait FileSystem: Send + Sync {
         Caps::default()
     }
 
-    /// The time for which the frontend `origin` may cache that a name does not exist. Called after each
-    /// lookup that failed with `ENOENT`, unless [`Caps::negative_lifetime`] is 0, which is also the
-    /// default.
+    /// The time for which the frontend `origin` may cache that a name does not exist. Called after
+    /// each lookup that failed with `ENOENT`, unless [`Caps::negative_lifetime`] is 0, which is
+    /// also the default.
     fn negative_lifetime(&self, origin: Origin) -> Duration {
         self.caps().negative_lifetime
     }
 
-    /// Called once by the frontend when it is ready to serve. `origin` is the one in the contexts of its
-    /// operations, and `notify` gives access to its caches. A file system with several frontends is
-    /// attached several times, and keeps all notifiers ([`Frontends`](crate::Frontends)). One that a
-    /// frontend has at several places is attached once for each, with one origin.
+    /// Called once by the frontend when it is ready to serve. `origin` is the one in the contexts
+    /// of its operations, and `notify` gives access to its caches. A file system with several
+    /// frontends is attached several times, and keeps all notifiers
+    /// ([`Frontends`](crate::Frontends)). One that a frontend has at several places is attached
+    /// once for each, with one origin.
     fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {}
 
     /// Called once by the frontend `origin` after its last operation (unmount, or the end of the
@@ -83,18 +84,20 @@ pub trait FileSystem: Send + Sync {
         Ok(())
     }
 
-    /// Figures of the file system about itself for its operator, such as requests to its device or memory
-    /// in use, each name once. A frontend shows them with its own statistics, at any time between `attached`
-    /// and `detached` and afterwards, from any thread. Must not wait for a device or a network.
+    /// Figures of the file system about itself for its operator, such as requests to its device or
+    /// memory in use, each name once. A frontend shows them with its own statistics, at any time
+    /// between `attached` and `detached` and afterwards, from any thread. Must not wait for a
+    /// device or a network.
     ///
-    /// They concern all users of the file system. A layer for a client that is not the operator returns none.
+    /// They concern all users of the file system. A layer for a client that is not the operator
+    /// returns none.
     fn figures(&self) -> Vec<Figure> {
         Vec::new()
     }
 
-    /// Sentences for the operator about the functions that the file system lacks at this moment, and why: one line
-    /// each, and few of them. Empty without such a lack. A frontend shows them after the
-    /// [`figures`](FileSystem::figures), at the same times, and to the same users.
+    /// Sentences for the operator about the functions that the file system lacks at this moment,
+    /// and why: one line each, and few of them. Empty without such a lack. A frontend shows them
+    /// after the [`figures`](FileSystem::figures), at the same times, and to the same users.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -105,8 +108,9 @@ pub trait FileSystem: Send + Sync {
     /// is none, and with `ENOTDIR` if `parent` is not a directory.
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry>;
 
-    /// Looks up the parent of a directory: LOOKUP of `..` in FUSE, and `..` in in-process path walks. Adds a
-    /// lookup, except for the root, whose lookups do not count. The parent of the root is the root.
+    /// Looks up the parent of a directory: LOOKUP of `..` in FUSE, and `..` in in-process path
+    /// walks. Adds a lookup, except for the root, whose lookups do not count. The parent of the
+    /// root is the root.
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         Err(Errno::ENOSYS)
     }
@@ -115,14 +119,14 @@ pub trait FileSystem: Send + Sync {
     /// is ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}
 
-    /// The part of the storage that requests about `ino` need, if the file system has parts that fail apart
-    /// from each other. A frontend with threads of its own then keeps some of them for requests that need
-    /// other parts, so that one which does not answer holds up only what needs it. It is called before
-    /// each request, for inodes that may be unknown, so it neither waits nor calls another process: it may err, which
-    /// costs only this protection.
+    /// The part of the storage that requests about `ino` need, if the file system has parts that
+    /// fail apart from each other. A frontend with threads of its own then keeps some of them for
+    /// requests that need other parts, so that one which does not answer holds up only what needs
+    /// it. It is called before each request, for inodes that may be unknown, so it neither waits
+    /// nor calls another process: it may err, which costs only this protection.
     ///
-    /// `name` is the name in the directory `ino` that the request is about. It is not given where a directory is made or
-    /// removed, which a distributed file system does in several parts.
+    /// `name` is the name in the directory `ino` that the request is about. It is not given where a
+    /// directory is made or removed, which a distributed file system does in several parts.
     fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
         None
     }
@@ -132,10 +136,11 @@ pub trait FileSystem: Send + Sync {
         None
     }
 
-    /// Faster ways to results of the other methods, if the file system has any. A frontend looks for them by
-    /// [`shortcuts_of`](crate::shortcuts_of) each time: the call must cost nothing.
+    /// Faster ways to results of the other methods, if the file system has any. A frontend looks
+    /// for them by [`shortcuts_of`](crate::shortcuts_of) each time: the call must cost nothing.
     ///
-    /// A layer hides the shortcuts of the inner file system, unless it passes them on (see [`Shortcuts`]).
+    /// A layer hides the shortcuts of the inner file system, unless it passes them on (see
+    /// [`Shortcuts`]).
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         None
     }
@@ -347,7 +352,8 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Called once, when the last descriptor of the open file is closed. No caller waits for the result.
+    /// Called once, when the last descriptor of the open file is closed. No caller waits for the
+    /// result.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         Ok(())
     }

@@ -69,8 +69,8 @@ pub trait Completion: Send {
     fn take_data(&mut self) -> Option<Buffer> {
         None
     }
-    /// Takes the memory from [`take_data`](Completion::take_data) back: the source has the data again, or its owner
-    /// uses the memory for something else.
+    /// Takes the memory from [`take_data`](Completion::take_data) back: the source has the data
+    /// again, or its owner uses the memory for something else.
     fn give_data(&mut self, _data: Buffer) {}
     /// Sends the result: the number of bytes read or written, 0 for other operations. Called
     /// exactly once, from any thread.
@@ -142,7 +142,8 @@ impl Io {
         &self.interrupt
     }
 
-    /// Replaces the file by the result of `map`, for layers over a file system with other inode numbers or handles.
+    /// Replaces the file by the result of `map`, for layers over a file system with other inode
+    /// numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         match &mut self.op {
@@ -155,8 +156,8 @@ impl Io {
         self
     }
 
-    /// Replaces the operation by the result of `map`, for layers that change other arguments. It must transfer the same
-    /// number of bytes.
+    /// Replaces the operation by the result of `map`, for layers that change other arguments. It
+    /// must transfer the same number of bytes.
     #[must_use]
     pub fn map_op(mut self, map: impl FnOnce(IoOp) -> IoOp) -> Self {
         self.op = map(self.op);

@@ -2,11 +2,11 @@
 //! frontend calls, with the types that pass between them.
 //!
 //! It has: synchronous inode operations, an optional asynchronous path for data and lock waits
-//! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a path API on top
-//! ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock manager for file locks ([`locks`]),
-//! several file systems in one tree ([`namespace`]), open files that are open files of the calling program
-//! ([`native`]), the caches of several frontends of one file system ([`frontends`]), and the description of a kind of
-//! source ([`source`]).
+//! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a
+//! path API on top ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock
+//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), open files
+//! that are open files of the calling program ([`native`]), the caches of several frontends of one
+//! file system ([`frontends`]), and the description of a kind of source ([`source`]).
 //!
 //! It knows no transport, no FUSE opcode, no system call and no third-party crate.
 //! A frontend never imports a backend and a backend never imports a frontend; both import this.

@@ -82,14 +82,16 @@ impl LockWait {
         &self.interrupt
     }
 
-    /// Replaces the file by the result of `map`, for layers over a file system with other inode numbers or handles.
+    /// Replaces the file by the result of `map`, for layers over a file system with other inode
+    /// numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         self.file = map(self.file);
         self
     }
 
-    /// Replaces the request by the result of `map`, for layers over a file system that knows other owners.
+    /// Replaces the request by the result of `map`, for layers over a file system that knows other
+    /// owners.
     #[must_use]
     pub fn map_request(mut self, map: impl FnOnce(LockRequest) -> LockRequest) -> Self {
         self.request = map(self.request);

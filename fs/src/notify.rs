@@ -14,13 +14,14 @@ use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 /// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
 ///
 /// A file system with several frontends notifies all frontends but the origin of a change
-/// ([`Context::origin`](crate::Context)) before it answers: otherwise another frontend shows the old name after that.
-/// [`invalidate_entry`](Notify::invalidate_entry) is not for that. The kernel drops a name when all operations that change its
-/// directory are answered: two mounts, each with a change in one directory, would wait for each other.
-/// [`increment_epoch`](Notify::increment_epoch), and [`invalidate_inode`](Notify::invalidate_inode) without a range, do
-/// not wait. [`Frontends`](crate::Frontends) uses these two, for frontends that [drop at once](Notify::drops_at_once).
-/// To others, such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing
-/// be cached.
+/// ([`Context::origin`](crate::Context)) before it answers: otherwise another frontend shows the
+/// old name after that. [`invalidate_entry`](Notify::invalidate_entry) is not for that. The kernel
+/// drops a name when all operations that change its directory are answered: two mounts, each with a
+/// change in one directory, would wait for each other.
+/// [`increment_epoch`](Notify::increment_epoch), and [`invalidate_inode`](Notify::invalidate_inode)
+/// without a range, do not wait. [`Frontends`](crate::Frontends) uses these two, for frontends that
+/// [drop at once](Notify::drops_at_once). To others, such a file system gives
+/// [`versions`](Notify::versions), which are checked at each use, or lets nothing be cached.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.
@@ -53,20 +54,20 @@ pub trait Notify: Send + Sync {
     /// Invalidates all cached names at once, also those in answers that are under way.
     fn increment_epoch(&self) -> Result<()>;
 
-    /// True if names are really dropped when [`increment_epoch`](Notify::increment_epoch) returns, and attributes when
-    /// [`invalidate_inode`](Notify::invalidate_inode) without a range does. Neither waits for an operation
-    /// of the file system then. The names and attributes in answers that are under way are not used any more, with two exceptions:
-    /// the entries of a listing, and attributes in answers to anything but `getattr`. These two are for a
-    /// file system to avoid.
+    /// True if names are really dropped when [`increment_epoch`](Notify::increment_epoch) returns,
+    /// and attributes when [`invalidate_inode`](Notify::invalidate_inode) without a range does.
+    /// Neither waits for an operation of the file system then. The names and attributes in answers
+    /// that are under way are not used any more, with two exceptions: the entries of a listing, and
+    /// attributes in answers to anything but `getattr`. These two are for a file system to avoid.
     ///
-    /// A kernel mount does so since Linux 6.16. A socket does not report when the other process has received a
-    /// notification.
+    /// A kernel mount does so since Linux 6.16. A socket does not report when the other process has
+    /// received a notification.
     fn drops_at_once(&self) -> bool {
         false
     }
 
-    /// True if the frontend answers reads from pages of its own, without a request: the kernel. A file system that keeps access times
-    /// dates a file when it is opened for reading then.
+    /// True if the frontend answers reads from pages of its own, without a request: the kernel. A
+    /// file system that keeps access times dates a file when it is opened for reading then.
     fn reads_own_pages(&self) -> bool {
         false
     }
@@ -74,24 +75,25 @@ pub trait Notify: Send + Sync {
     /// Requests that the frontend forget the unused ones of `inodes`.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
 
-    /// Recalls what the frontend caches of `ino`: it writes changed data back, by ordinary operations,
-    /// drops data and attributes, and then calls `done` once, from any thread. Operations that begin
-    /// later may cache again. Returns at once; hold no lock that an operation on the inode takes until
-    /// `done` was called.
+    /// Recalls what the frontend caches of `ino`: it writes changed data back, by ordinary
+    /// operations, drops data and attributes, and then calls `done` once, from any thread.
+    /// Operations that begin later may cache again. Returns at once; hold no lock that an operation
+    /// on the inode takes until `done` was called.
     ///
-    /// `done` receives `Ok` where nothing is held any more. After `limit` it receives `ETIMEDOUT`. The
-    /// frontend may then still hold data, and write it back later: a file system that gives the inode to another client
-    /// has to refuse that write. `ENOENT` where the frontend does not know the inode, so that it holds nothing;
-    /// `EAGAIN` where too many recalls run; `ENOSYS` where the frontend does not learn when its cache is empty, such as
-    /// a socket, whose protocol does not acknowledge notifications. A kernel mount does not report that a write-back
-    /// failed; fsync(2) does.
+    /// `done` receives `Ok` where nothing is held any more. After `limit` it receives `ETIMEDOUT`.
+    /// The frontend may then still hold data, and write it back later: a file system that gives the
+    /// inode to another client has to refuse that write. `ENOENT` where the frontend does not know
+    /// the inode, so that it holds nothing; `EAGAIN` where too many recalls run; `ENOSYS` where the
+    /// frontend does not learn when its cache is empty, such as a socket, whose protocol does not
+    /// acknowledge notifications. A kernel mount does not report that a write-back failed; fsync(2)
+    /// does.
     fn recall(&self, _ino: Ino, _limit: Duration, done: RecallCallback) {
         done(Err(Errno::ENOSYS));
     }
 
-    /// Gives the frontend versions of names and attributes, which may then be cached for as long as their versions
-    /// stay. Only a file system calls it whose inode numbers the frontend knows: a layer that changes
-    /// numbers keeps the versions to itself, which is what this default does.
+    /// Gives the frontend versions of names and attributes, which may then be cached for as long as
+    /// their versions stay. Only a file system calls it whose inode numbers the frontend knows: a
+    /// layer that changes numbers keeps the versions to itself, which is what this default does.
     fn versions(&self, _versions: Arc<dyn Versions>) {}
 }
 
@@ -156,8 +158,8 @@ pub struct RenumberedNotify<M> {
 }
 
 impl<M: Fn(Ino) -> Option<Ino>> RenumberedNotify<M> {
-    /// Passes notifications on to `notify`, with the numbers that `map` returns: `None` for an inode that the
-    /// frontend cannot know.
+    /// Passes notifications on to `notify`, with the numbers that `map` returns: `None` for an
+    /// inode that the frontend cannot know.
     pub fn new(notify: Arc<dyn Notify>, map: M) -> Self {
         RenumberedNotify { notify, map }
     }

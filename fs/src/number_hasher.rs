@@ -2,8 +2,8 @@
 
 use std::hash::Hasher;
 
-/// A hasher of inode numbers that a file system assigns one after the other: a multiplication spreads them well enough, and
-/// clients cannot provoke collisions.
+/// A hasher of inode numbers that a file system assigns one after the other: a multiplication
+/// spreads them well enough, and clients cannot provoke collisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NumberHasher(u64);
 

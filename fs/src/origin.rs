@@ -2,19 +2,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The frontend or connection from which an operation comes: a kernel mount, a mount of the in-process
-/// client, or a client of a server. Unique within the process, and never used again.
+/// The frontend or connection from which an operation comes: a kernel mount, a mount of the
+/// in-process client, or a client of a server. Unique within the process, and never used again.
 ///
-/// A frontend passes it to [`FileSystem::attach`](crate::FileSystem::attach), and with each operation in
-/// [`Context::origin`](crate::Context::origin). A file system with several frontends can therefore notify all of them
-/// of a change but its origin, and say to each how long it may cache an answer. [`Frontends`](crate::Frontends) does
-/// so.
+/// A frontend passes it to [`FileSystem::attach`](crate::FileSystem::attach), and with each
+/// operation in [`Context::origin`](crate::Context::origin). A file system with several frontends
+/// can therefore notify all of them of a change but its origin, and say to each how long it may
+/// cache an answer. [`Frontends`](crate::Frontends) does so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin(u64);
 
 impl Origin {
-    /// The origin of an operation that comes from no attached frontend, such as an operation that a server performs by
-    /// itself. All frontends are notified of its changes, and its answers may not be cached.
+    /// The origin of an operation that comes from no attached frontend, such as an operation that a
+    /// server performs by itself. All frontends are notified of its changes, and its answers may
+    /// not be cached.
     pub const NONE: Origin = Origin(0);
 
     /// The identity of another frontend.

@@ -52,13 +52,14 @@ impl fmt::Debug for NormalPath<'_> {
 
 /// The answer of [`Shortcuts::resolve`](crate::Shortcuts::resolve).
 ///
-/// No variant gives a lookup. `open_to_all` is true if every directory on the way, including the first, grants search
-/// permission to everyone: its mode has all three `x` bits, and it has no access ACL. Otherwise a
-/// frontend that checks permissions must walk, unless the caller may search all directories.
+/// No variant gives a lookup. `open_to_all` is true if every directory on the way, including the
+/// first, grants search permission to everyone: its mode has all three `x` bits, and it has no
+/// access ACL. Otherwise a frontend that checks permissions must walk, unless the caller may search
+/// all directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathResolution {
-    /// The frontend must walk: a name before the last leads to a symbolic link or to no directory, or
-    /// the file system cannot resolve this path in one call.
+    /// The frontend must walk: a name before the last leads to a symbolic link or to no directory,
+    /// or the file system cannot resolve this path in one call.
     Walk,
     /// The path leads to this inode, which may be a symbolic link.
     Inode {
@@ -81,9 +82,11 @@ pub enum PathResolution {
 pub enum OpenOutcome {
     /// The file was made and is open. Adds a lookup.
     Created(Entry, OpenReply),
-    /// The file was there and is open. The kernel has decided that the caller may open it. Adds a lookup.
+    /// The file was there and is open. The kernel has decided that the caller may open it. Adds a
+    /// lookup.
     Opened(Entry, OpenReply),
-    /// The name is there, or was when the file was to be made. Nothing is open, and no lookup is added.
+    /// The name is there, or was when the file was to be made. Nothing is open, and no lookup is
+    /// added.
     Found(PathResolution),
 }
 

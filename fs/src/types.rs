@@ -1,5 +1,5 @@
-//! The values that frontends and backends exchange. Names and units come from stat(2), open(2), fcntl(2) and related
-//! system calls.
+//! The values that frontends and backends exchange. Names and units come from stat(2), open(2),
+//! fcntl(2) and related system calls.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -13,8 +13,8 @@ use crate::{Errno, Result};
 /// The longest name of one component in bytes, `NAME_MAX`.
 pub const NAME_MAX: usize = 255;
 
-/// A part of the storage behind a file system that fails apart from others, by a number that the file system
-/// chooses ([`crate::FileSystem::failure_domain`]).
+/// A part of the storage behind a file system that fails apart from others, by a number that the
+/// file system chooses ([`crate::FileSystem::failure_domain`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FailureDomain(pub u32);
 
@@ -207,9 +207,10 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// The attributes of a new, empty inode with the number `ino` that `node` describes. All times are
-    /// the current one, and nothing may be cached. [`posix::new_inode`](crate::posix::new_inode)
-    /// changes permission bits and group by the directory.
+    /// The attributes of a new, empty inode with the number `ino` that `node` describes. All times
+    /// are the current one, and nothing may be cached.
+    /// [`posix::new_inode`](crate::posix::new_inode) changes permission bits and group by the
+    /// directory.
     pub fn for_new(ino: Ino, node: &NewNode<'_>) -> Self {
         let now = Timestamp::now();
         Attr {
@@ -295,8 +296,8 @@ impl SetAttr {
         *self == SetAttr { unanswered: self.unanswered, ..SetAttr::default() }
     }
 
-    /// Makes all changes to `attr` but the change of the size, which also concerns the data. A file with a new
-    /// owner or group loses its set-id bits. The frontend has checked the permissions.
+    /// Makes all changes to `attr` but the change of the size, which also concerns the data. A file
+    /// with a new owner or group loses its set-id bits. The frontend has checked the permissions.
     pub fn apply(&self, attr: &mut Attr) {
         let now = Timestamp::now();
         let drops_set_id = self.kill_suidgid || self.uid.or(self.gid).is_some();
@@ -390,7 +391,8 @@ impl OpenFlags {
     pub const WRONLY: u32 = 0o1;
     /// `O_RDWR`.
     pub const RDWR: u32 = 0o2;
-    /// `__FMODE_EXEC` of the kernel (include/linux/fs.h): the file is opened to be executed, execve(2).
+    /// `__FMODE_EXEC` of the kernel (include/linux/fs.h): the file is opened to be executed,
+    /// execve(2).
     pub const EXEC: u32 = 0o40;
     /// `O_CREAT`.
     pub const CREAT: u32 = 0o100;
@@ -450,8 +452,9 @@ impl OpenFlags {
 /// The arguments of [`crate::FileSystem::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
-    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` are passed to create (always) and tmpfile only.
-    /// `O_TRUNC` is passed to open only if [`Caps`] allows it; a new file is empty anyway.
+    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` are passed to create
+    /// (always) and tmpfile only. `O_TRUNC` is passed to open only if [`Caps`] allows it; a new
+    /// file is empty anyway.
     pub flags: OpenFlags,
     /// With `O_TRUNC`: clear set-user-id and set-group-id, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
@@ -502,8 +505,8 @@ pub struct OpenReply {
     /// instead of `O_WRONLY` is possible). A layer that must see mapped changes sets this to
     /// `None`.
     pub lower: Option<Arc<OwnedFd>>,
-    /// [`flush`](crate::FileSystem::flush) of this file only drops locks. It need not be called if the frontend
-    /// keeps them, or if the file has none of them since it was opened.
+    /// [`flush`](crate::FileSystem::flush) of this file only drops locks. It need not be called if
+    /// the frontend keeps them, or if the file has none of them since it was opened.
     pub no_flush: bool,
     /// No lseek: the file is a stream with a position of its own.
     pub stream: bool,
@@ -827,8 +830,8 @@ pub struct Caps {
     pub exclusive: bool,
     /// readdir can return attributes without additional cost.
     pub readdir_entries: bool,
-    /// Entries of listings cost no request, but a lookup of a name does: a frontend requests them with each listing, and not only
-    /// where it has seen that they are used.
+    /// Entries of listings cost no request, but a lookup of a name does: a frontend requests them
+    /// with each listing, and not only where it has seen that they are used.
     pub listings_bring_entries: bool,
     /// `system.posix_acl_access` and `_default` are stored and are part of the permission check.
     pub posix_acl: bool,
@@ -854,21 +857,21 @@ pub struct Caps {
     pub negative_lifetime: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
-    /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not request it, and uses
-    /// attributes that it has.
+    /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not
+    /// request it, and uses attributes that it has.
     pub birth_times: bool,
-    /// The file system uses the groups of callers ([`crate::Context::supplementary_groups`]), so that clients in other
-    /// processes send them.
+    /// The file system uses the groups of callers ([`crate::Context::supplementary_groups`]), so
+    /// that clients in other processes send them.
     pub asks_for_groups: bool,
-    /// Operations on names look at them by themselves: create fails with `EEXIST` for an existing name, unlink with `EISDIR` for a
-    /// directory, rmdir with `ENOTDIR` for another file, and both with `ENOENT` where there is nothing. So a frontend need
-    /// not look at the name before.
+    /// Operations on names look at them by themselves: create fails with `EEXIST` for an existing
+    /// name, unlink with `EISDIR` for a directory, rmdir with `ENOTDIR` for another file, and both
+    /// with `ENOENT` where there is nothing. So a frontend need not look at the name before.
     pub decides_on_names: bool,
-    /// Changes wait in this process until a sync makes them durable, or for a time: a kernel mount should be one from which sync(2)
-    /// and syncfs(2) reach [`crate::FileSystem::syncfs`].
+    /// Changes wait in this process until a sync makes them durable, or for a time: a kernel mount
+    /// should be one from which sync(2) and syncfs(2) reach [`crate::FileSystem::syncfs`].
     pub delays_changes: bool,
-    /// A child of fork(2) cannot use it: threads, or the state of a device, stay in the process that opened it. A frontend
-    /// in an application refuses the calls of its children.
+    /// A child of fork(2) cannot use it: threads, or the state of a device, stay in the process
+    /// that opened it. A frontend in an application refuses the calls of its children.
     pub of_one_process: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: SourceRestrictions,

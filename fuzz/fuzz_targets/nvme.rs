@@ -1,5 +1,5 @@
-//! A controller whose registers and completions the input falsifies: each operation of the driver is answered once, no
-//! memory is lost, and everything ends.
+//! A controller whose registers and completions the input falsifies: each operation of the driver
+//! is answered once, no memory is lost, and everything ends.
 
 #![no_main]
 

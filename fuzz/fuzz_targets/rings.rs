@@ -1,6 +1,6 @@
-//! Feeds arbitrary contents of lanes to the server's end, and arbitrary completions to the client's: no panic, and
-//! nothing that is taken exceeds its room. Each step of the input writes a word, changes a message, takes a request,
-//! answers one, or polls.
+//! Feeds arbitrary contents of lanes to the server's end, and arbitrary completions to the
+//! client's: no panic, and nothing that is taken exceeds its room. Each step of the input writes a
+//! word, changes a message, takes a request, answers one, or polls.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! A small image of a uhs file system with any changes, with right checksums and without: it is mounted,
-//! walked, checked and repaired, and after the repair nothing is wrong any more.
+//! A small image of a uhs file system with any changes, with right checksums and without: it is
+//! mounted, walked, checked and repaired, and after the repair nothing is wrong any more.
 
 #![no_main]
 

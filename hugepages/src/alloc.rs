@@ -11,11 +11,11 @@ use crate::mapping::AnonymousMapping;
 use crate::pool::HugePagePool;
 use crate::{HUGE, LEAST, PAGE};
 
-/// Memory in large pages. Clones share blocks of 2 MiB, which they divide among allocations of less than that; a
-/// larger allocation is a mapping of its own.
+/// Memory in large pages. Clones share blocks of 2 MiB, which they divide among allocations of less
+/// than that; a larger allocation is a mapping of its own.
 ///
-/// The first blocks have small pages. An allocation beyond the last free memory of the machine fails like the
-/// allocation of any table.
+/// The first blocks have small pages. An allocation beyond the last free memory of the machine
+/// fails like the allocation of any table.
 #[derive(Clone, Debug, Default)]
 pub struct HugePages {
     pool: Arc<Mutex<HugePagePool>>,
@@ -46,9 +46,9 @@ impl HugePages {
     }
 }
 
-// SAFETY: memory of the pool and of mappings belongs to one allocation until it is given back, is aligned to a page,
-// and has the length of its layout at least; the pool, which its clones share, lives as long as one of them. The
-// source of an allocation depends on its layout alone.
+// SAFETY: memory of the pool and of mappings belongs to one allocation until it is given back, is
+// aligned to a page, and has the length of its layout at least; the pool, which its clones share,
+// lives as long as one of them. The source of an allocation depends on its layout alone.
 unsafe impl Allocator for HugePages {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let start = match source(layout) {
@@ -61,7 +61,8 @@ unsafe impl Allocator for HugePages {
         Ok(NonNull::slice_from_raw_parts(start.ok_or(AllocError)?, layout.size()))
     }
 
-    // SAFETY: the trait requires an allocation that was made here with this layout, and is given up.
+    // SAFETY: the trait requires an allocation that was made here with this layout, and is given
+    // up.
     unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
         match source(layout) {
             // SAFETY: an allocation with this layout came from there.

@@ -9,10 +9,10 @@ use crate::{HUGE, PAGE};
 /// Pages of a block.
 const PAGES: usize = HUGE / PAGE;
 
-/// The number of pages that are requested from the kernel together: 64 KiB. A page fault for each page takes twice as
-/// long. Large pages would take even less time, but the caller that gets the first page of a block would wait until
-/// the kernel has cleared 2 MiB; a guest whose host takes free memory back (free page reporting) needs milliseconds
-/// for it.
+/// The number of pages that are requested from the kernel together: 64 KiB. A page fault for each
+/// page takes twice as long. Large pages would take even less time, but the caller that gets the
+/// first page of a block would wait until the kernel has cleared 2 MiB; a guest whose host takes
+/// free memory back (free page reporting) needs milliseconds for it.
 pub(crate) const TOGETHER: usize = 16;
 
 const BITS: usize = u64::BITS as usize;
@@ -44,8 +44,8 @@ pub(crate) struct AllocatedPage {
     pub start: NonNull<u8>,
     /// True if it was not written to since it was obtained from the kernel.
     pub is_fresh: bool,
-    /// True if this page and the following ones of its block, [`TOGETHER`] in all, are the next pages that the kernel
-    /// has to supply.
+    /// True if this page and the following ones of its block, [`TOGETHER`] in all, are the next
+    /// pages that the kernel has to supply.
     pub is_first: bool,
 }
 
@@ -76,7 +76,8 @@ impl PageBlocks {
         Some(AllocatedPage { start, is_fresh, is_first: is_fresh && page.is_multiple_of(TOGETHER) })
     }
 
-    /// Takes a page back that [`take`](PageBlocks::take) gave. Returns memory for the kernel, which the caller drops without a lock.
+    /// Takes a page back that [`take`](PageBlocks::take) gave. Returns memory for the kernel, which
+    /// the caller drops without a lock.
     #[must_use]
     pub(crate) fn give(&mut self, start: NonNull<u8>) -> Option<AnonymousMapping> {
         let page = start.addr().get();

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-/// Bytes of memory that this process may use: the memory of the machine, sysinfo(2), or the lowest limit of its
-/// control groups, if that is less (`memory.max` of cgroups(7) version 2, `memory.limit_in_bytes` of version 1).
-/// Beyond the limit of a control group the kernel kills the process.
+/// Bytes of memory that this process may use: the memory of the machine, sysinfo(2), or the lowest
+/// limit of its control groups, if that is less (`memory.max` of cgroups(7) version 2,
+/// `memory.limit_in_bytes` of version 1). Beyond the limit of a control group the kernel kills the
+/// process.
 pub fn memory_limit() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = (machine.totalram as u64).saturating_mul(machine.mem_unit.into());
@@ -14,7 +15,8 @@ pub fn memory_limit() -> u64 {
     machine.min(limit_of_groups(&groups, Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX))
 }
 
-/// The lowest limit of the groups in `groups`, the text of /proc/PID/cgroup, and of those above them.
+/// The lowest limit of the groups in `groups`, the text of /proc/PID/cgroup, and of those above
+/// them.
 fn limit_of_groups(groups: &str, mount: &Path) -> Option<u64> {
     groups.lines().filter_map(|line| limit_of_group(line, mount)).min()
 }

@@ -32,13 +32,14 @@ impl AnonymousMapping {
         let start = all.wrapping_add(before);
         for (rest, rest_len) in [(all, before), (start.wrapping_add(len), HUGE - before)] {
             if rest_len > 0 {
-                // SAFETY: this part of the new range is outside of the mapping, and its address has not been passed
-                // on.
+                // SAFETY: this part of the new range is outside of the mapping, and its address has
+                // not been passed on.
                 let _ = unsafe { rustix::mm::munmap(rest.cast(), rest_len) };
             }
         }
         if is_huge {
-            // SAFETY: the range is the mapping. The advice changes no byte, and a kernel without large pages refuses it.
+            // SAFETY: the range is the mapping. The advice changes no byte, and a kernel without
+            // large pages refuses it.
             let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
         }
         Some(AnonymousMapping { start: NonNull::new(start)?, len })
@@ -57,15 +58,15 @@ impl AnonymousMapping {
     ///
     /// # Safety
     ///
-    /// `start` is from [`into_raw`](AnonymousMapping::into_raw) of a mapping with this length, once, and its bytes
-    /// are not used any more.
+    /// `start` is from [`into_raw`](AnonymousMapping::into_raw) of a mapping with this length,
+    /// once, and its bytes are not used any more.
     pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> AnonymousMapping {
         AnonymousMapping { start, len }
     }
 }
 
-/// Has the kernel supply the memory of a range (`MADV_POPULATE_WRITE` of Linux 5.14). Otherwise it does so page by page when they are
-/// written, also where it refuses this.
+/// Has the kernel supply the memory of a range (`MADV_POPULATE_WRITE` of Linux 5.14). Otherwise it
+/// does so page by page when they are written, also where it refuses this.
 ///
 /// # Safety
 ///

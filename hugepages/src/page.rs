@@ -16,8 +16,9 @@ fn blocks() -> MutexGuard<'static, PageBlocks> {
     BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A page of 4 KiB, in a block of 2 MiB which all pages of the process share. The kernel supplies some pages together, so that few are
-/// waited for. A block goes back to the kernel when none of its pages is used.
+/// A page of 4 KiB, in a block of 2 MiB which all pages of the process share. The kernel supplies
+/// some pages together, so that few are waited for. A block goes back to the kernel when none of
+/// its pages is used.
 #[derive(Debug)]
 pub struct SmallPage(NonNull<[u8; PAGE]>);
 
@@ -32,7 +33,8 @@ impl SmallPage {
         let AllocatedPage { start, is_fresh, is_first } = blocks().take()?;
         let mut page = SmallPage(start.cast());
         if is_first {
-            // SAFETY: [`TOGETHER`] pages of the block begin here, and it stays as long as this page is taken.
+            // SAFETY: [`TOGETHER`] pages of the block begin here, and it stays as long as this page
+            // is taken.
             unsafe { supply(start, TOGETHER * PAGE) };
         }
         if !is_fresh {
@@ -46,8 +48,8 @@ impl Deref for SmallPage {
     type Target = [u8; PAGE];
 
     fn deref(&self) -> &[u8; PAGE] {
-        // SAFETY: the page belongs to `self` from `take` to `give`, within a mapping that lives as long; the kernel
-        // has initialized all its bytes with zeros.
+        // SAFETY: the page belongs to `self` from `take` to `give`, within a mapping that lives as
+        // long; the kernel has initialized all its bytes with zeros.
         unsafe { self.0.as_ref() }
     }
 }

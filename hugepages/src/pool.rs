@@ -12,7 +12,8 @@ const UNITS: usize = HUGE / LEAST;
 /// Sizes of free pieces: 1, 2, 4 units, up to a whole block.
 const ORDERS: usize = UNITS.ilog2() as usize + 1;
 
-/// Blocks that get small pages, so that a file system with few files takes no more memory than it needs.
+/// Blocks that get small pages, so that a file system with few files takes no more memory than it
+/// needs.
 const SMALL: usize = 2;
 
 /// The blocks, with their free pieces.

@@ -1,4 +1,5 @@
-//! The structures that a program and libfuse share, with the layouts of libfuse 2.9 and 3.14 on 64-bit Linux.
+//! The structures that a program and libfuse share, with the layouts of libfuse 2.9 and 3.14 on
+//! 64-bit Linux.
 
 use std::ffi::{c_char, c_double, c_int, c_uint, c_ulong, c_void};
 
@@ -395,8 +396,9 @@ pub struct OperationsTwo {
     pub last: OperationsTwoLast,
 }
 
-/// Not of the structure: the program is older than libfuse 2.5. Its `struct fuse_file_info` ends with [`FileInfoTwo::bits`], its
-/// handle is [`FileInfoTwo::fh_old`], and its `statfs` fills a `struct statfs`.
+/// Not of the structure: the program is older than libfuse 2.5. Its `struct fuse_file_info` ends
+/// with [`FileInfoTwo::bits`], its handle is [`FileInfoTwo::fh_old`], and its `statfs` fills a
+/// `struct statfs`.
 pub const OLD_PROGRAM: u32 = 1 << 31;
 /// `utimens` understands `UTIME_NOW` and `UTIME_OMIT`.
 pub const UTIME_OMIT_OK: u32 = 1 << 2;
@@ -462,7 +464,8 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// The sizes and offsets that a C compiler gives the structures of the headers of 2.9.9 and 3.14.0 on x86-64.
+    /// The sizes and offsets that a C compiler gives the structures of the headers of 2.9.9 and
+    /// 3.14.0 on x86-64.
     #[test]
     fn layouts_are_those_of_the_headers() {
         assert_eq!(size_of::<FileInfoThree>(), 40);

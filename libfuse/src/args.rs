@@ -57,7 +57,8 @@ unsafe fn strings<'a>(args: *const FuseArgs) -> Vec<&'a CStr> {
 ///
 /// `args` is a `struct fuse_args`; with `allocated`, its strings are from malloc(3).
 pub unsafe fn replace(args: *mut FuseArgs, words: &[CString]) {
-    // SAFETY: the caller's promise, and memory of malloc(3) with room for all strings and the null pointer.
+    // SAFETY: the caller's promise, and memory of malloc(3) with room for all strings and the null
+    // pointer.
     unsafe {
         fuse_opt_free_args(args);
         let size = (words.len() + 1) * size_of::<*mut c_char>();
@@ -81,8 +82,8 @@ pub unsafe extern "C" fn fuse_opt_add_arg(args: *mut FuseArgs, arg: *const c_cha
     unsafe { fuse_opt_insert_arg(args, (*args).argc, arg) }
 }
 
-/// Inserts an argument at a position. The strings of the others stay where they are. Returns -1 for a position that there is not, or
-/// too many arguments.
+/// Inserts an argument at a position. The strings of the others stay where they are. Returns -1 for
+/// a position that there is not, or too many arguments.
 ///
 /// # Safety
 ///
@@ -92,8 +93,8 @@ pub unsafe extern "C" fn fuse_opt_insert_arg(
     position: c_int,
     arg: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller's promise; the array is enlarged to one more than its strings and the null pointer, and moved up from the
-    // position on.
+    // SAFETY: the caller's promise; the array is enlarged to one more than its strings and the null
+    // pointer, and moved up from the position on.
     unsafe {
         if (*args).allocated == 0 {
             let all = words(args);
@@ -226,7 +227,8 @@ struct OptionTemplate {
 }
 
 impl OptionTemplate {
-    /// The place of the separator (`=` or a space) of a template with a parameter, or 0; `None` if the option is another one.
+    /// The place of the separator (`=` or a space) of a template with a parameter, or 0; `None` if
+    /// the option is another one.
     fn match_template(&self, option: &[u8]) -> Option<usize> {
         let text = self.text.to_bytes();
         let place = |wanted| text.iter().position(|&byte| byte == wanted);
@@ -266,7 +268,8 @@ unsafe fn templates(opts: *const FuseOpt) -> Vec<OptionTemplate> {
     all
 }
 
-/// Splits a list with commas. A backslash takes the next character as it is, or is followed by three octal digits.
+/// Splits a list with commas. A backslash takes the next character as it is, or is followed by
+/// three octal digits.
 pub fn split_options(list: &[u8]) -> Vec<Vec<u8>> {
     let mut options = vec![Vec::new()];
     let mut bytes = list;
@@ -300,14 +303,14 @@ struct OptionParser {
     options: Vec<u8>,
 }
 
-/// Parses arguments by templates, and leaves those that are kept. Options stand before a `--`, alone or in lists after `-o`.
-/// `proc` decides on options without a template, on those with a key, and on other arguments. Returns -1 on an error, which was
-/// printed, or which `proc` has reported.
+/// Parses arguments by templates, and leaves those that are kept. Options stand before a `--`,
+/// alone or in lists after `-o`. `proc` decides on options without a template, on those with a key,
+/// and on other arguments. Returns -1 on an error, which was printed, or which `proc` has reported.
 ///
 /// # Safety
 ///
-/// `args` is null or a `struct fuse_args`, `opts` is null or a list of templates that ends with a null pointer, and `data` is the
-/// structure with the variables of the templates.
+/// `args` is null or a `struct fuse_args`, `opts` is null or a list of templates that ends with a
+/// null pointer, and `data` is the structure with the variables of the templates.
 pub unsafe extern "C" fn fuse_opt_parse(
     args: *mut FuseArgs,
     data: *mut c_void,
@@ -437,7 +440,8 @@ impl OptionParser {
                 unsafe { self.process(option, entry.value, in_list)? };
                 continue;
             }
-            // SAFETY: `data` has a variable at the offset of each template, of the type that the template says.
+            // SAFETY: `data` has a variable at the offset of each template, of the type that the
+            // template says.
             unsafe {
                 let variable = self.data.cast::<u8>().wrapping_add(entry.offset as usize);
                 let format = &text.to_bytes_with_nul()[(separator + 1).min(text.count_bytes())..];
@@ -453,7 +457,8 @@ impl OptionParser {
         Ok(())
     }
 
-    /// Lets the processing function decide on an argument, and keeps it unless the function discards it.
+    /// Lets the processing function decide on an argument, and keeps it unless the function
+    /// discards it.
     ///
     /// # Safety
     ///
@@ -465,7 +470,8 @@ impl OptionParser {
         if key != KEY_KEEP
             && let Some(proc) = self.proc
         {
-            // SAFETY: the function is the caller's, and gets its data and a list that lives as long as the parser.
+            // SAFETY: the function is the caller's, and gets its data and a list that lives as long
+            // as the parser.
             match unsafe { proc(self.data, word.as_ptr(), key, &mut self.kept) } {
                 -1 => return Err(Refused),
                 0 => return Ok(()),
@@ -552,7 +558,8 @@ mod tests {
         ];
         let words: Vec<CString> = words.iter().map(|word| CString::new(*word).unwrap()).collect();
         let mut args = FuseArgs { argc: 0, argv: null_mut(), allocated: 0 };
-        // SAFETY: the list is empty, the templates end with a null pointer, and the variables have their offsets.
+        // SAFETY: the list is empty, the templates end with a null pointer, and the variables have
+        // their offsets.
         unsafe {
             replace(&mut args, &words);
             let data = (variables as *mut Variables).cast();

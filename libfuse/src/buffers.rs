@@ -26,13 +26,14 @@ pub unsafe extern "C" fn fuse_buf_size(parts: *const DataParts) -> usize {
     slice.iter().fold(0, |all: usize, part| all.saturating_add(part.size))
 }
 
-/// Copies from the present place of `src` to the present place of `dst`, until one of them ends. Moves both places. Returns the
-/// number of bytes, or a negated error number if none was copied. `flags` are wishes about splice(2) that change no result.
+/// Copies from the present place of `src` to the present place of `dst`, until one of them ends.
+/// Moves both places. Returns the number of bytes, or a negated error number if none was copied.
+/// `flags` are wishes about splice(2) that change no result.
 ///
 /// # Safety
 ///
-/// Both are structures with their numbers of parts, in which each part that is no file has as many bytes of memory as it says,
-/// which do not overlap.
+/// Both are structures with their numbers of parts, in which each part that is no file has as many
+/// bytes of memory as it says, which do not overlap.
 pub unsafe extern "C" fn fuse_buf_copy(
     dst: *mut DataParts,
     src: *mut DataParts,
@@ -91,7 +92,8 @@ unsafe fn present(parts: *const DataParts) -> Option<DataPart> {
 ///
 /// # Safety
 ///
-/// `parts` is a structure with its number of parts, and the rest of the present one is not shorter than `len`.
+/// `parts` is a structure with its number of parts, and the rest of the present one is not shorter
+/// than `len`.
 unsafe fn advance(parts: *mut DataParts, len: usize) -> bool {
     // SAFETY: the caller's promise, also for the part at `idx`, which `present` has returned.
     unsafe {

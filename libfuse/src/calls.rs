@@ -145,8 +145,9 @@ fn check_result(result: c_long) -> Result<u64> {
 macro_rules! call {
     ($op:expr, $($arg:expr),*) => {
         match $op {
-            // SAFETY: the program has given this function for this operation (`OperationTable`), and each pointer is null
-            // where libfuse passes null, or leads to a value that lives until the function returns.
+            // SAFETY: the program has given this function for this operation (`OperationTable`),
+            // and each pointer is null where libfuse passes null, or leads to a value that lives
+            // until the function returns.
             Some(function) => check_result(unsafe { function($($arg),*) } as c_long),
             None => Err(Errno::ENOSYS),
         }
@@ -154,15 +155,17 @@ macro_rules! call {
 }
 
 impl OperationTable {
-    /// Copies a `struct fuse_operations` of libfuse 3 with `size` bytes. Operations that it does not have are missing, later
-    /// ones are left out.
+    /// Copies a `struct fuse_operations` of libfuse 3 with `size` bytes. Operations that it does
+    /// not have are missing, later ones are left out.
     ///
     /// # Safety
     ///
-    /// `operations` has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
+    /// `operations` has `size` readable bytes, and the functions in it can be called from any
+    /// thread until the program ends.
     pub unsafe fn three(operations: *const c_void, size: usize) -> OperationTable {
         let mut table = OperationsThree::default();
-        // SAFETY: all fields are optional functions, for which zeros mean none; the rest is the caller's promise.
+        // SAFETY: all fields are optional functions, for which zeros mean none; the rest is the
+        // caller's promise.
         unsafe { copy(operations, size, &mut table) };
         OperationTable::Three(Box::new(table))
     }
@@ -174,7 +177,8 @@ impl OperationTable {
     /// The conditions of [`three`](OperationTable::three).
     pub unsafe fn two(operations: *const c_void, size: usize) -> OperationTable {
         let mut table = OperationsTwo::default();
-        // SAFETY: all fields are optional functions and bits, for which zeros mean none; the rest is the caller's promise.
+        // SAFETY: all fields are optional functions and bits, for which zeros mean none; the rest
+        // is the caller's promise.
         unsafe { copy(operations, size, &mut table) };
         table.bits &= !OLD_PROGRAM;
         OperationTable::Two(Box::new(table))
@@ -228,12 +232,14 @@ impl OperationTable {
     /// Calls `init` of the program.
     pub fn init(&self, conn: &mut ConnInfoThree, config: &mut FuseConfig) -> Option<*mut c_void> {
         match self {
-            // SAFETY: `OperationTable` says that the function is the program's, and both structures live longer than the call.
+            // SAFETY: `OperationTable` says that the function is the program's, and both structures
+            // live longer than the call.
             OperationTable::Three(table) => table.init.map(|init| unsafe { init(conn, config) }),
             OperationTable::Two(table) => {
                 let init = table.first.init?;
                 let mut older = older(conn);
-                // SAFETY: `OperationTable` says that the function is the program's, and the structure lives longer than the call.
+                // SAFETY: `OperationTable` says that the function is the program's, and the
+                // structure lives longer than the call.
                 let data = unsafe { init(&mut older) };
                 take_older(conn, &older);
                 Some(data)
@@ -292,7 +298,8 @@ impl OperationTable {
                 _ => call!(table.first.getattr, path, to),
             },
         }?;
-        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has written numbers.
+        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has
+        // written numbers.
         Ok(unsafe { attr.assume_init() })
     }
 
@@ -553,7 +560,8 @@ impl OperationTable {
             let to = &mut parts as *mut *mut DataParts;
             let result =
                 self.with_info(Some(info), |info| call!(read_buf, path, to, room, offset, info));
-            // SAFETY: the program has left null or a structure there that it allocated for us, as `read_buf` is documented.
+            // SAFETY: the program has left null or a structure there that it allocated for us, as
+            // `read_buf` is documented.
             return unsafe { take_parts(result, parts, out) };
         }
         let mut own = Vec::new();
@@ -643,26 +651,29 @@ impl OperationTable {
             OperationTable::Three(table) => call!(table.statfs, path, to),
             OperationTable::Two(table) => call!(table.first.statfs, path, to),
         }?;
-        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has written numbers.
+        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has
+        // written numbers.
         Ok(unsafe { facts.assume_init() })
     }
 
     /// The facts from a program that fills a `struct statfs`.
     fn old_statfs(&self, path: &CStr) -> Result<statvfs> {
         let OperationTable::Two(table) = self else { return Err(Errno::ENOSYS) };
-        // SAFETY: types of a function; `oldest` says that the program has given one of the older type.
+        // SAFETY: types of a function; `oldest` says that the program has given one of the older
+        // type.
         type NewerStatFs = unsafe extern "C" fn(PathPtr, *mut statvfs) -> c_int;
         // SAFETY: a type, as above.
         type OldStatFs = unsafe extern "C" fn(PathPtr, *mut libc::statfs) -> c_int;
         let older = |newer: NewerStatFs| {
-            // SAFETY: both are pointers to functions, and `oldest` says that this one has the older type.
+            // SAFETY: both are pointers to functions, and `oldest` says that this one has the older
+            // type.
             unsafe { std::mem::transmute::<NewerStatFs, OldStatFs>(newer) }
         };
         let statfs = table.first.statfs.map(older);
         let mut facts = MaybeUninit::<libc::statfs>::zeroed();
         call!(statfs, path.as_ptr(), facts.as_mut_ptr())?;
-        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has written numbers; so for the
-        // structure that is filled from it.
+        // SAFETY: all bytes were zero, which is a valid structure of numbers, and the program has
+        // written numbers; so for the structure that is filled from it.
         let (facts, mut newer) =
             unsafe { (facts.assume_init(), MaybeUninit::<statvfs>::zeroed().assume_init()) };
         newer.f_bsize = facts.f_bsize as u64;
@@ -788,7 +799,8 @@ impl OperationTable {
         })
     }
 
-    /// Returns the events that are ready. `wake` is a `struct fuse_pollhandle` that the program destroys, or null.
+    /// Returns the events that are ready. `wake` is a `struct fuse_pollhandle` that the program
+    /// destroys, or null.
     pub(crate) fn poll(
         &self,
         path: PathArg<'_>,
@@ -916,8 +928,8 @@ pub(crate) fn take_older(conn: &mut ConnInfoThree, older: &ConnInfoTwo) {
     conn.congestion_threshold = older.congestion_threshold;
 }
 
-/// Appends the data of a `struct fuse_bufvec` that `read_buf` has returned, and frees it: the structure, and the memory of
-/// each part, are from malloc(3).
+/// Appends the data of a `struct fuse_bufvec` that `read_buf` has returned, and frees it: the
+/// structure, and the memory of each part, are from malloc(3).
 ///
 /// # Safety
 ///
@@ -930,7 +942,8 @@ unsafe fn take_parts(
     if parts.is_null() {
         return result.and(Err(Errno::EIO));
     }
-    // SAFETY: the caller says that the structure is there, and its parts follow each other from `buf` on.
+    // SAFETY: the caller says that the structure is there, and its parts follow each other from
+    // `buf` on.
     let slice = unsafe {
         let count = (*parts).count.min(PARTS_MOST);
         std::slice::from_raw_parts((&raw const (*parts).buf).cast::<DataPart>(), count)
@@ -961,7 +974,8 @@ fn append(part: &DataPart, out: &mut ReadBuf<'_>) -> Result<()> {
     if part.fd < 0 {
         return Err(Errno::EBADF);
     }
-    // SAFETY: the program has this file open until its `release`, which no thread calls before this operation has ended.
+    // SAFETY: the program has this file open until its `release`, which no thread calls before this
+    // operation has ended.
     let fd = unsafe { BorrowedFd::borrow_raw(part.fd) };
     if part.flags & BUF_FD_SEEK != 0 {
         let offset = u64::try_from(part.pos).map_err(|_| Errno::EIO)?;
@@ -1003,8 +1017,8 @@ impl ProgramListing {
 
 /// # Safety
 ///
-/// `to` is the pointer to a [`ProgramListing`] of the call of `readdir` in which the program calls this, `name` is a string,
-/// and `attr` is null or a structure.
+/// `to` is the pointer to a [`ProgramListing`] of the call of `readdir` in which the program calls
+/// this, `name` is a string, and `attr` is null or a structure.
 unsafe fn fill(to: *mut c_void, name: PathPtr, attr: *const stat) -> c_int {
     if to.is_null() || name.is_null() {
         return 1;

@@ -34,7 +34,8 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Parses the arguments, and returns those that are left for the mount and the library. An error is text for the user.
+    /// Parses the arguments, and returns those that are left for the mount and the library. An
+    /// error is text for the user.
     pub fn parse(version: ApiVersion, words: &[CString]) -> Result<(Self, Vec<CString>), String> {
         let mut line = CommandLine::default();
         let is_three = version == ApiVersion::Three;

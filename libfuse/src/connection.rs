@@ -1,7 +1,8 @@
-//! The connection that takes the place of a mount: a socket to the process that has started the program (`fuse:COMMAND`).
+//! The connection that takes the place of a mount: a socket to the process that has started the
+//! program (`fuse:COMMAND`).
 //!
-//! A variable names its descriptor and its inode. So a program that inherits the variable, and has another file under this number,
-//! mounts as usual.
+//! A variable names its descriptor and its inode. So a program that inherits the variable, and has
+//! another file under this number, mounts as usual.
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -15,8 +16,9 @@ const VARIABLE: &str = "DEFUSE_FUSE_CONNECTION";
 pub fn take() -> Option<OwnedFd> {
     let (fd, ino) = parse(&std::env::var(VARIABLE).ok()?)?;
     is_connection(fd, ino).then(|| {
-        // SAFETY: the descriptor is open, and is the one that the parent has handed over for this purpose under this number. It has
-        // no other owner: the first use marks it (`FD_CLOEXEC`), and another call does not take it.
+        // SAFETY: the descriptor is open, and is the one that the parent has handed over for this
+        // purpose under this number. It has no other owner: the first use marks it (`FD_CLOEXEC`),
+        // and another call does not take it.
         unsafe { OwnedFd::from_raw_fd(fd) }
     })
 }
@@ -32,13 +34,15 @@ fn parse(text: &str) -> Option<(RawFd, u64)> {
     Some((fd, ino.parse().ok()?))
 }
 
-/// True if the descriptor is the socket with this inode, and was not taken before. Marks it as taken.
+/// True if the descriptor is the socket with this inode, and was not taken before. Marks it as
+/// taken.
 fn is_connection(fd: RawFd, ino: u64) -> bool {
     // SAFETY: the call reads the flags of a number, which may be no descriptor.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return false;
     }
-    // SAFETY: the number is an open descriptor, as just seen, and nothing that this process has started closes it during the call.
+    // SAFETY: the number is an open descriptor, as just seen, and nothing that this process has
+    // started closes it during the call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let is_same = fstat(fd).is_ok_and(|stat| {
         stat.st_ino == ino && FileType::from_raw_mode(stat.st_mode) == FileType::Socket

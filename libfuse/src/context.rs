@@ -34,7 +34,8 @@ pub struct ProgramPointers {
     pub private_data: *mut c_void,
 }
 
-// SAFETY: the pointers are only passed on to the program, whose functions libfuse calls from any thread.
+// SAFETY: the pointers are only passed on to the program, whose functions libfuse calls from any
+// thread.
 unsafe impl Send for ProgramPointers {}
 // SAFETY: as above; nothing here is read through them.
 unsafe impl Sync for ProgramPointers {}
@@ -73,11 +74,13 @@ pub fn set_program(program: ProgramPointers) {
 }
 
 fn set(context: FuseContext) {
-    // SAFETY: no reference into the cell exists; a program that keeps the pointer reads it between its own calls, on this thread.
+    // SAFETY: no reference into the cell exists; a program that keeps the pointer reads it between
+    // its own calls, on this thread.
     CONTEXT.with(|cell| unsafe { *cell.get() = context });
 }
 
-/// Returns the context of the operation on this thread. It is valid until the operation returns, and zero outside of operations.
+/// Returns the context of the operation on this thread. It is valid until the operation returns,
+/// and zero outside of operations.
 pub extern "C" fn fuse_get_context() -> *mut FuseContext {
     CONTEXT.with(UnsafeCell::get)
 }
@@ -85,7 +88,8 @@ pub extern "C" fn fuse_get_context() -> *mut FuseContext {
 /// Runs `look` on the context of the operation on this thread.
 fn with_call<T>(look: impl FnOnce(&Context<'_>) -> T) -> Option<T> {
     let call = CALL.get();
-    // SAFETY: `CallScope` sets the pointer to a context that lives until the scope is dropped, which resets it, on this thread.
+    // SAFETY: `CallScope` sets the pointer to a context that lives until the scope is dropped,
+    // which resets it, on this thread.
     (!call.is_null()).then(|| look(unsafe { &*call.cast::<Context<'_>>() }))
 }
 
@@ -94,8 +98,8 @@ pub extern "C" fn fuse_interrupted() -> c_int {
     with_call(|cx| cx.is_interrupted()).map_or(0, c_int::from)
 }
 
-/// Writes at most `size` supplementary groups of the caller to `list`, and returns their number. Fails with a negated error
-/// number; outside of operations with `-ENOSYS`.
+/// Writes at most `size` supplementary groups of the caller to `list`, and returns their number.
+/// Fails with a negated error number; outside of operations with `-ENOSYS`.
 ///
 /// # Safety
 ///

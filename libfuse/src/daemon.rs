@@ -5,15 +5,16 @@ use std::ffi::{c_char, c_int};
 use crate::connection;
 use crate::logging::error;
 
-/// Continues in the background unless `foreground` is set: in a child in a session of its own, with / as the working directory and
-/// /dev/null as its standard files. The parent exits once that is done. Returns -1 on an error, which was printed.
+/// Continues in the background unless `foreground` is set: in a child in a session of its own, with
+/// / as the working directory and /dev/null as its standard files. The parent exits once that is
+/// done. Returns -1 on an error, which was printed.
 ///
 /// A program that serves a connection stays in the foreground: its parent waits for its end.
 ///
 /// Called before the first thread starts, because fork(2) copies one thread only.
 pub extern "C" fn fuse_daemonize(foreground: c_int) -> c_int {
-    // SAFETY: system calls on descriptors that are opened here; after fork(2) the child has the one thread of its parent, as
-    // described above.
+    // SAFETY: system calls on descriptors that are opened here; after fork(2) the child has the one
+    // thread of its parent, as described above.
     unsafe {
         if foreground != 0 || connection::is_given() {
             return libc::chdir(c"/".as_ptr());

@@ -1,7 +1,8 @@
 //! The names and versions of exported functions.
 
-/// Exports functions by versioned names, `name@VERSION` or, for the version that new programs are linked with, `name@@VERSION`.
-/// Each row has a symbol of its own, which jumps to the function. The version script of the library names the versions.
+/// Exports functions by versioned names, `name@VERSION` or, for the version that new programs are
+/// linked with, `name@@VERSION`. Each row has a symbol of its own, which jumps to the function. The
+/// version script of the library names the versions.
 #[macro_export]
 macro_rules! export {
     ($($own:literal $symbol:literal => $function:path;)*) => {

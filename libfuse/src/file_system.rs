@@ -100,7 +100,8 @@ impl ProgramFileSystem {
         ProgramFileSystem { table, program, config, wishes, notify, only_user }
     }
 
-    /// Refuses all users but root and this one, which the kernel does not do for a mount with `allow_other`.
+    /// Refuses all users but root and this one, which the kernel does not do for a mount with
+    /// `allow_other`.
     #[must_use]
     pub fn for_user(self, only_user: Option<u32>) -> Self {
         ProgramFileSystem { only_user, ..self }
@@ -226,8 +227,8 @@ impl ProgramFileSystem {
         call(path.as_deref(), &mut OpenInfo { fh: file.fh.0, ..OpenInfo::default() })
     }
 
-    /// The entry with its type, for which the program is asked if it has not said so: programs that walk trees, such as find(1), rely
-    /// on it.
+    /// The entry with its type, for which the program is asked if it has not said so: programs that
+    /// walk trees, such as find(1), rely on it.
     fn add_kind(&self, dir: PathArg<'_>, entry: ProgramEntry) -> PathDirEntry {
         let is_dots = matches!(&entry.name[..], b"." | b"..");
         let found = || {

@@ -1,4 +1,5 @@
-//! `struct fuse` and `struct fuse_session`: a program's operations, with the mount that serves them.
+//! `struct fuse` and `struct fuse_session`: a program's operations, with the mount that serves
+//! them.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -34,7 +35,8 @@ pub(crate) const WRITE_TWO: u32 = 128 << 10;
 /// Bytes of the largest write that programs of libfuse 3 get.
 pub(crate) const WRITE_THREE: u32 = 1 << 20;
 
-/// The interface of the program that has a `struct fuse` or a `struct fuse_session`. Both begin with it.
+/// The interface of the program that has a `struct fuse` or a `struct fuse_session`. Both begin
+/// with it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleKind {
@@ -83,7 +85,8 @@ impl MountedDevice {
         Arc::as_ptr(self).cast_mut().cast()
     }
 
-    /// Mounts, or takes the connection that this process has in the place of a mount. Returns an error for the user.
+    /// Mounts, or takes the connection that this process has in the place of a mount. Returns an
+    /// error for the user.
     pub fn new(mountpoint: &CStr, choice: MountChoice) -> Result<Self, String> {
         let mut choice = choice.settle();
         let path = PathBuf::from(OsStr::from_bytes(mountpoint.to_bytes()));
@@ -198,7 +201,8 @@ impl MountedDevice {
         self.is_connection && self.choice.mount.ro
     }
 
-    /// Unmounts, unless that is done, and closes the device, unless a session has it. The kernel then answers what is under way.
+    /// Unmounts, unless that is done, and closes the device, unless a session has it. The kernel
+    /// then answers what is under way.
     pub fn unmount(&self) {
         let device = lock(&self.device).take();
         let port = self.port.get();
@@ -241,7 +245,8 @@ pub struct FuseHandle {
 /// The settings, whose pointer is never read here.
 struct ConfigBox(FuseConfig);
 
-// SAFETY: the pointer in the settings is one of the program, which this library only passes back to it.
+// SAFETY: the pointer in the settings is one of the program, which this library only passes back to
+// it.
 unsafe impl Send for ConfigBox {}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -356,8 +361,9 @@ impl FuseHandle {
         let _ = rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes());
     }
 
-    /// Serves the mount until it is unmounted, or until [`exit`](Self::exit). Returns 0, the number of the signal that has ended the
-    /// loop, or -1 after an error, which was printed. `threads` is the number of threads; `None` lets the session decide.
+    /// Serves the mount until it is unmounted, or until [`exit`](Self::exit). Returns 0, the number
+    /// of the signal that has ended the loop, or -1 after an error, which was printed. `threads` is
+    /// the number of threads; `None` lets the session decide.
     pub fn run(&self, threads: Option<usize>) -> c_int {
         let Some(mounted) = self.mounted_device() else {
             error("fuse: nothing is mounted: call fuse_mount first");
@@ -405,8 +411,8 @@ impl FuseHandle {
         self.signal.load(Ordering::SeqCst)
     }
 
-    /// Serves the session on the calling thread, where a program of one thread may expect its operations, until it ends. Returns true if
-    /// they have all returned.
+    /// Serves the session on the calling thread, where a program of one thread may expect its
+    /// operations, until it ends. Returns true if they have all returned.
     fn serve_here(&self, mounted: &MountedDevice, session: Session, worker: CallerWorker) -> bool {
         std::thread::scope(|scope| {
             let ending = scope.spawn(move || {
@@ -421,7 +427,8 @@ impl FuseHandle {
         })
     }
 
-    /// Waits until the session ends, which its own threads serve. Returns the same as [`serve_here`](Self::serve_here).
+    /// Waits until the session ends, which its own threads serve. Returns the same as
+    /// [`serve_here`](Self::serve_here).
     fn wait_for(&self, mounted: &MountedDevice, session: Session) -> bool {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -435,7 +442,8 @@ impl FuseHandle {
         session.wait().clean
     }
 
-    /// Notes the end of the session, after which the loop ends: the kernel has unmounted, unless the program has ended it.
+    /// Notes the end of the session, after which the loop ends: the kernel has unmounted, unless
+    /// the program has ended it.
     fn note_end(&self, mounted: &MountedDevice) {
         if !self.has_exited() {
             mounted.is_mounted.store(false, Ordering::SeqCst);
@@ -455,7 +463,8 @@ impl FuseHandle {
         }
     }
 
-    /// Calls `init` of the program, and returns the file system, the settings of its session, and an error for the user.
+    /// Calls `init` of the program, and returns the file system, the settings of its session, and
+    /// an error for the user.
     fn choose(
         &self,
         init: &InitIn,
@@ -561,7 +570,8 @@ impl FuseHandle {
     }
 }
 
-/// The offer to a program: the `capable` capabilities and the sizes, with those of the capabilities that libfuse wants by default.
+/// The offer to a program: the `capable` capabilities and the sizes, with those of the capabilities
+/// that libfuse wants by default.
 pub(crate) fn offer_of(
     version: ApiVersion,
     init: &InitIn,
@@ -608,14 +618,17 @@ const OF_THREE: u32 = caps::AUTO_INVAL_DATA
     | caps::ASYNC_DIO
     | caps::WRITEBACK_CACHE
     | caps::PARALLEL_DIROPS;
-/// `FUSE_CAP_READDIRPLUS` and `FUSE_CAP_READDIRPLUS_AUTO`. Wanting them changes nothing for programs of paths.
+/// `FUSE_CAP_READDIRPLUS` and `FUSE_CAP_READDIRPLUS_AUTO`. Wanting them changes nothing for
+/// programs of paths.
 pub(crate) const READDIRPLUS: u32 = 3 << 13;
 
-/// The handle that a program passes, or `None` for a null pointer and for a session of the interface of inodes.
+/// The handle that a program passes, or `None` for a null pointer and for a session of the
+/// interface of inodes.
 ///
 /// # Safety
 ///
-/// `handle` is null, a session, or a pointer from [`into_pointer`] that was not given to [`destroy`].
+/// `handle` is null, a session, or a pointer from [`into_pointer`] that was not given to
+/// [`destroy`].
 pub unsafe fn of<'a>(handle: *mut c_void) -> Option<&'a FuseHandle> {
     // SAFETY: the caller's promise.
     unsafe {

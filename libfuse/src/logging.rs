@@ -50,8 +50,8 @@ pub fn error(message: &str) {
     unsafe { log_with_list(ERROR, text.as_ptr(), list.as_mut_ptr().cast()) };
 }
 
-// `fuse_log` takes a variable number of arguments, which Rust cannot define. This saves the registers with arguments as the
-// System V ABI describes a `va_list`, and passes it on.
+// `fuse_log` takes a variable number of arguments, which Rust cannot define. This saves the
+// registers with arguments as the System V ABI describes a `va_list`, and passes it on.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".pushsection .text.defuse_libfuse_log,\"ax\",@progbits",

@@ -233,8 +233,8 @@ impl ConnOptions {
     }
 }
 
-/// Offers each option of the lists after `-o` to `take`, which removes those that it takes. Returns the remaining arguments: the
-/// program, one list, and the others.
+/// Offers each option of the lists after `-o` to `take`, which removes those that it takes. Returns
+/// the remaining arguments: the program, one list, and the others.
 pub fn take_from(
     words: &[CString],
     mut take: impl FnMut(&str) -> Result<OptionOutcome, OptionRefusal>,

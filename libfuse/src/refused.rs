@@ -1,5 +1,5 @@
-//! The functions that this library does not serve. They answer as libfuse does where the feature is missing, and print the reason
-//! once.
+//! The functions that this library does not serve. They answer as libfuse does where the feature is
+//! missing, and print the reason once.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;

@@ -20,15 +20,15 @@ extern "C" fn end(signal: c_int) {
     READERS.fetch_add(1, Ordering::SeqCst);
     let handle = HANDLE.load(Ordering::SeqCst);
     if !handle.is_null() {
-        // SAFETY: `fuse_remove_signal_handlers`, which comes before the handle is destroyed, waits for the readers. It makes
-        // system calls only, which signal-safety(7) lists.
+        // SAFETY: `fuse_remove_signal_handlers`, which comes before the handle is destroyed, waits
+        // for the readers. It makes system calls only, which signal-safety(7) lists.
         unsafe { end_by_signal(handle, signal) };
     }
     READERS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// Lets SIGHUP, SIGINT and SIGTERM end the loop of the handle, and ignores SIGPIPE, where the program has not decided otherwise.
-/// Returns -1 on an error, which was printed.
+/// Lets SIGHUP, SIGINT and SIGTERM end the loop of the handle, and ignores SIGPIPE, where the
+/// program has not decided otherwise. Returns -1 on an error, which was printed.
 ///
 /// # Safety
 ///
@@ -63,7 +63,8 @@ pub unsafe extern "C" fn fuse_remove_signal_handlers(_handle: *mut c_void) {
 
 /// Sets the handler of a signal where the present one is `old`.
 fn exchange(signal: c_int, old: usize, new: usize) -> Result<(), ()> {
-    // SAFETY: all bytes of `sigaction` may be zero (no flags, empty mask), and the handlers are those above, or the system's.
+    // SAFETY: all bytes of `sigaction` may be zero (no flags, empty mask), and the handlers are
+    // those above, or the system's.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(signal, null_mut(), &mut action) != 0 {

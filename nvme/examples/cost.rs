@@ -1,5 +1,5 @@
-//! The CPU time of random reads of 4 KiB: of the driver on a controller that answers at once, and of io_uring with
-//! registered buffers on the files and block devices that are named, in turn.
+//! The CPU time of random reads of 4 KiB: of the driver on a controller that answers at once, and
+//! of io_uring with registered buffers on the files and block devices that are named, in turn.
 
 use std::path::Path;
 use std::time::Duration;

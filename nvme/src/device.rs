@@ -43,7 +43,8 @@ impl NvmeDevice {
         NvmeDevice::open_shared(Arc::new(transport), options)
     }
 
-    /// Opens a namespace as [`open`](NvmeDevice::open) does, on a transport that has other owners, too.
+    /// Opens a namespace as [`open`](NvmeDevice::open) does, on a transport that has other owners,
+    /// too.
     ///
     /// # Errors
     ///
@@ -132,13 +133,14 @@ impl NvmeDevice {
         self.controller.capabilities.has_priorities()
     }
 
-    /// Compares the blocks from `block` on with `data`, a whole number of blocks, in the controller: none of them is
-    /// transferred to memory. True where they are equal. It takes a queue for the time of the call.
+    /// Compares the blocks from `block` on with `data`, a whole number of blocks, in the
+    /// controller: none of them is transferred to memory. True where they are equal. It takes a
+    /// queue for the time of the call.
     ///
     /// # Errors
     ///
-    /// [`NvmeError::System`] with `EOPNOTSUPP` if the controller has no Compare command, `EINVAL` outside of the
-    /// namespace, and the errors of reads.
+    /// [`NvmeError::System`] with `EOPNOTSUPP` if the controller has no Compare command, `EINVAL`
+    /// outside of the namespace, and the errors of reads.
     pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, NvmeError> {
         let failed = |errno| {
             let name = self.space.facts.name.clone();

@@ -10,9 +10,9 @@ use defuse_block::{Errno, FRAME, FrameRun, MemoryRegion, Result};
 
 use crate::spec::PAGE;
 
-/// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the same memory. This
-/// type gives out no references to the memory, because the controller may change it at any time: words are atomic, and
-/// data is copied.
+/// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the
+/// same memory. This type gives out no references to the memory, because the controller may change
+/// it at any time: words are atomic, and data is copied.
 #[derive(Clone)]
 pub struct DmaMemory {
     inner: Arc<DmaAllocation>,
@@ -29,9 +29,11 @@ struct DmaAllocation {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a copy of raw bytes.
+// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a
+// copy of raw bytes.
 unsafe impl Send for DmaAllocation {}
-// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a copy of raw bytes.
+// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a
+// copy of raw bytes.
 unsafe impl Sync for DmaAllocation {}
 
 impl DmaMemory {
@@ -39,8 +41,8 @@ impl DmaMemory {
     ///
     /// # Safety
     ///
-    /// `start` is a multiple of 4096. The bytes stay mapped, readable and writable until `owner` is dropped, and no
-    /// reference of Rust leads to them while they are accessed through this value.
+    /// `start` is a multiple of 4096. The bytes stay mapped, readable and writable until `owner` is
+    /// dropped, and no reference of Rust leads to them while they are accessed through this value.
     pub(crate) unsafe fn new(
         start: *mut u8,
         len: usize,
@@ -64,12 +66,13 @@ impl DmaMemory {
             return Err(Errno::NOMEM);
         }
         let owner = Box::new(HeapAllocation { start, layout });
-        // SAFETY: `HeapAllocation` keeps the allocation, which has this alignment, and nothing else refers to it.
+        // SAFETY: `HeapAllocation` keeps the allocation, which has this alignment, and nothing else
+        // refers to it.
         Ok(unsafe { DmaMemory::new(start, bytes, bus, owner) })
     }
 
-    /// All frames of `region`. The controller may access the frames of its commands, whose owners wait for the
-    /// commands.
+    /// All frames of `region`. The controller may access the frames of its commands, whose owners
+    /// wait for the commands.
     ///
     /// `keep` is dropped before the region, and ends the access of the controller.
     pub(crate) fn region(
@@ -78,18 +81,20 @@ impl DmaMemory {
         keep: Box<dyn Any + Send + Sync>,
     ) -> Self {
         let owner = Box::new((keep, Arc::clone(region)));
-        // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
-        // accessed belong to operations in flight, whose memory nothing else uses (`defuse_block::OperationMemory`).
+        // SAFETY: the mapping of a region begins on a page and lives as long as the region. The
+        // frames that are accessed belong to operations in flight, whose memory nothing else uses
+        // (`defuse_block::OperationMemory`).
         unsafe { DmaMemory::new(region.start(), region.bytes(), bus, owner) }
     }
 
-    /// The memory of `frames`. It belongs to the controller and the driver until the value is dropped.
+    /// The memory of `frames`. It belongs to the controller and the driver until the value is
+    /// dropped.
     pub(crate) fn frames(frames: FrameRun, bus: u64) -> Self {
         let at = frames.index() as usize * FRAME;
         let (start, len) =
             (frames.region().start().wrapping_add(at), frames.count() as usize * FRAME);
-        // SAFETY: the frames lie within the mapping of their region. Their owner is moved into the value, and no
-        // reference is made from it.
+        // SAFETY: the frames lie within the mapping of their region. Their owner is moved into the
+        // value, and no reference is made from it.
         unsafe { DmaMemory::new(start, len, bus, Box::new(frames)) }
     }
 
@@ -108,7 +113,8 @@ impl DmaMemory {
         self.inner.bus
     }
 
-    /// The word of 32 bits at `at`, a multiple of 4. Everything that the controller wrote before it is visible, too.
+    /// The word of 32 bits at `at`, a multiple of 4. Everything that the controller wrote before it
+    /// is visible, too.
     pub fn read32(&self, at: usize) -> u32 {
         u32::from_le(self.word32(at).load(Ordering::Acquire))
     }
@@ -131,9 +137,9 @@ impl DmaMemory {
     /// Copies the bytes from `at` on to `out`.
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         self.check(at, out.len());
-        // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no reference leads to this
-        // memory (`DmaMemory::new`). If the controller changes bytes meanwhile, the copy has any values, but valid
-        // bytes.
+        // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no
+        // reference leads to this memory (`DmaMemory::new`). If the controller changes bytes
+        // meanwhile, the copy has any values, but valid bytes.
         unsafe {
             let from = self.inner.start.add(at);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
@@ -143,8 +149,8 @@ impl DmaMemory {
     /// Copies `data` to `at`.
     pub fn copy_in(&self, at: usize, data: &[u8]) {
         self.check(at, data.len());
-        // SAFETY: the range lies within the memory (`check`), and `data` is other memory: no reference leads to this
-        // memory (`DmaMemory::new`).
+        // SAFETY: the range lies within the memory (`check`), and `data` is other memory: no
+        // reference leads to this memory (`DmaMemory::new`).
         unsafe {
             let to = self.inner.start.add(at);
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());

@@ -14,12 +14,13 @@ use crate::{ControllerModel, NvmeDevice, NvmeOptions};
 /// Operations of a run.
 const OPERATIONS: u64 = 48;
 
-/// Runs operations on a controller whose registers and completions `script` falsifies: from the first register on, or,
-/// for an odd first byte, from the first operation on.
+/// Runs operations on a controller whose registers and completions `script` falsifies: from the
+/// first register on, or, for an odd first byte, from the first operation on.
 ///
 /// # Panics
 ///
-/// Panics if an operation does not have exactly one answer, memory does not come back, or a run does not end.
+/// Panics if an operation does not have exactly one answer, memory does not come back, or a run
+/// does not end.
 pub fn controller(script: &[u8]) {
     let shape =
         ModelProperties { maps: false, queues: 2, entries: 64, ..ModelProperties::default() };

@@ -1,15 +1,18 @@
 //! An NVMe driver in user space: a block device on the queues of a controller, without the kernel.
 //!
-//! [`NvmeDevice`] is a [`BlockDevice`](defuse_block::BlockDevice) on a namespace. It reaches the controller through a
-//! [`ControllerTransport`], such as [`vfio`]: a device of this machine, [`qemu`]: the controller that QEMU emulates,
-//! and [`model`]: a controller in this process that fails on demand.
+//! [`NvmeDevice`] is a [`BlockDevice`](defuse_block::BlockDevice) on a namespace. It reaches the
+//! controller through a [`ControllerTransport`], such as [`vfio`]: a device of this
+//! machine, [`qemu`]: the controller that QEMU emulates, and [`model`]: a controller in this
+//! process that fails on demand.
 //!
-//! The controller is not trusted: completions of no command, registers with wrong values, and missing answers are
-//! errors, and each operation is answered exactly once. A command without an answer is aborted. Then the controller is
-//! reset, and commands that did not cause the reset are sent again. Memory goes back to its owner when its command is
-//! complete, or when the controller was stopped or cut off.
+//! The controller is not trusted: completions of no command, registers with wrong values, and
+//! missing answers are errors, and each operation is answered exactly once. A command without an
+//! answer is aborted. Then the controller is reset, and commands that did not cause the reset are
+//! sent again. Memory goes back to its owner when its command is complete, or when the controller
+//! was stopped or cut off.
 //!
-//! The crate has no management of namespaces, no fused commands, and no metadata or protection information.
+//! The crate has no management of namespaces, no fused commands, and no metadata or protection
+//! information.
 //!
 //! ```
 //! use defuse_block::{BlockingQueue, RamDevice};

@@ -12,8 +12,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::spec::{COMPLETION, SUBMISSION};
 use crate::{ControllerModel, ControllerTransport, DmaMemory};
 
-/// A controller that answers each command of its first I/O queue with success when the doorbell rings, and moves no
-/// data: what remains is the cost of the driver. A [`ControllerModel`] does everything else.
+/// A controller that answers each command of its first I/O queue with success when the doorbell
+/// rings, and moves no data: what remains is the cost of the driver. A [`ControllerModel`] does
+/// everything else.
 pub struct InstantController {
     model: ControllerModel,
     line: Mutex<Option<QueuePairMemory>>,

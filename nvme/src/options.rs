@@ -18,8 +18,9 @@ pub struct NvmeOptions {
     pub timeout: Duration,
     /// Pairs of I/O queues at most.
     pub max_queues: u16,
-    /// The controller reaches no memory of callers: all data is copied. This option is for a controller that is not
-    /// trusted, if memory that was once used for I/O is used for other things later.
+    /// The controller reaches no memory of callers: all data is copied. This option is for a
+    /// controller that is not trusted, if memory that was once used for I/O is used for other
+    /// things later.
     pub copy_all: bool,
 }
 

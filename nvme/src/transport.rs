@@ -8,8 +8,8 @@ use defuse_block::{DeviceClock, MemoryRegion, MonotonicClock, QueueWaker, Result
 
 use crate::DmaMemory;
 
-/// Access to the registers of a controller, with memory that it reaches, and its interrupts. No behaviour of a
-/// controller may make these methods panic or hang.
+/// Access to the registers of a controller, with memory that it reaches, and its interrupts. No
+/// behaviour of a controller may make these methods panic or hang.
 pub trait ControllerTransport: Send + Sync {
     /// The name of the controller for messages.
     fn name(&self) -> String;
@@ -20,8 +20,8 @@ pub trait ControllerTransport: Send + Sync {
     /// Reads a register of 64 bits.
     fn read64(&self, at: u32) -> u64;
 
-    /// Writes a register of 32 bits. Everything that was written to the controller's memory before is then visible to
-    /// it.
+    /// Writes a register of 32 bits. Everything that was written to the controller's memory before
+    /// is then visible to it.
     fn write32(&self, at: u32, value: u32);
 
     /// Writes a register of 64 bits.
@@ -37,8 +37,8 @@ pub trait ControllerTransport: Send + Sync {
     /// `ENOMEM` where there is none.
     fn allocate(&self, bytes: usize) -> Result<DmaMemory>;
 
-    /// Lets the controller reach `region`. Returns the address of its first byte, or `None` where data must be copied
-    /// to memory of [`allocate`](ControllerTransport::allocate).
+    /// Lets the controller reach `region`. Returns the address of its first byte, or `None` where
+    /// data must be copied to memory of [`allocate`](ControllerTransport::allocate).
     ///
     /// # Errors
     ///
@@ -51,17 +51,20 @@ pub trait ControllerTransport: Send + Sync {
         None
     }
 
-    /// Ends all access of the controller to memory, in any state. The controller cannot be used any more.
+    /// Ends all access of the controller to memory, in any state. The controller cannot be used any
+    /// more.
     fn cut(&self);
 
     /// The number of interrupt vectors. Without any, waiting threads poll now and then.
     fn vectors(&self) -> u16;
 
-    /// Sleeps until vector `vector` interrupts, another thread uses its [`waker`](ControllerTransport::waker), or
-    /// `timeout` is over. May return early without a reason.
+    /// Sleeps until vector `vector` interrupts, another thread uses its
+    /// [`waker`](ControllerTransport::waker), or `timeout` is over. May return early without a
+    /// reason.
     fn sleep(&self, vector: u16, timeout: Option<Duration>);
 
-    /// True if waking up takes no time, so that a thread that waits for an answer sleeps without polling before.
+    /// True if waking up takes no time, so that a thread that waits for an answer sleeps without
+    /// polling before.
     fn wakes_at_once(&self) -> bool {
         false
     }
@@ -78,8 +81,9 @@ pub trait ControllerTransport: Send + Sync {
     /// The time of the clock that limits commands.
     fn now(&self) -> Duration;
 
-    /// The clock that measures the device ([`BlockDevice::clock`](defuse_block::BlockDevice::clock)): the clock of the
-    /// machine, unless the controller lives in virtual time.
+    /// The clock that measures the device
+    /// ([`BlockDevice::clock`](defuse_block::BlockDevice::clock)): the clock of the machine, unless
+    /// the controller lives in virtual time.
     fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(MonotonicClock::default())
     }

@@ -1,4 +1,5 @@
-//! The driver on the model of a controller keeps the promises of block devices, by the cases of every device.
+//! The driver on the model of a controller keeps the promises of block devices, by the cases of
+//! every device.
 
 #[path = "../../block/tests/cases/mod.rs"]
 mod cases;

@@ -1,4 +1,5 @@
-//! A controller that fails, lies or is pulled out: each operation is answered once, and nothing hangs.
+//! A controller that fails, lies or is pulled out: each operation is answered once, and nothing
+//! hangs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +49,8 @@ fn finish(queue: &mut dyn DeviceQueue) -> Vec<Result<(), Errno>> {
     done.into_iter().map(|done| done.result).collect()
 }
 
-/// Results by tag, how often the controller was enabled and shut down, and the first bytes of blocks.
+/// Results by tag, how often the controller was enabled and shut down, and the first bytes of
+/// blocks.
 type SixteenWrites = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
 
 /// The results of sixteen writes. The fourth and the tenth command meet `fault`.
@@ -125,7 +127,8 @@ fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
     }
     model.end_faults();
     push_writes(&mut *queues[0], &region, 1);
-    // The next commands are answered, or the controller is not used any more: nothing hangs, and nothing is lost.
+    // The next commands are answered, or the controller is not used any more: nothing hangs, and
+    // nothing is lost.
     finish(&mut *queues[0]);
     drop(queues);
     assert_eq!(region.free_frames(), 64);

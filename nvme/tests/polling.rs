@@ -1,5 +1,5 @@
-//! A wait polls for answers that come soon, and sleeps until an interrupt for answers that come late; it learns from
-//! the controller which of the two to do. Time is virtual.
+//! A wait polls for answers that come soon, and sleeps until an interrupt for answers that come
+//! late; it learns from the controller which of the two to do. Time is virtual.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,8 @@ use defuse_nvme::{ControllerModel, ControllerTransport, DmaMemory, NvmeDevice, N
 const SOON: (u64, u64) = (3, 7);
 const LATE: (u64, u64) = (300, 500);
 
-/// Readings of the clock that a sleeper loses when it wakes up: more time than the driver ever polls.
+/// Readings of the clock that a sleeper loses when it wakes up: more time than the driver ever
+/// polls.
 const WAKING: usize = 50;
 
 /// A model that counts the sleeps for I/O queues.

@@ -6,8 +6,8 @@ use defuse_block::{
 };
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
-/// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA. Returns for each the
-/// number of events of the simulation after which it was durable.
+/// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA.
+/// Returns for each the number of events of the simulation after which it was durable.
 fn write(sim: &SimDevice, rounds: u64) -> Vec<usize> {
     let model = ControllerModel::new(sim, 5).unwrap();
     let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();

@@ -1,4 +1,5 @@
-//! Priorities of queues: the priorities that the controller receives, and the time that an urgent read then takes.
+//! Priorities of queues: the priorities that the controller receives, and the time that an urgent
+//! read then takes.
 
 use std::sync::Arc;
 use std::time::Duration;

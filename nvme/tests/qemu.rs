@@ -1,5 +1,5 @@
-//! The driver on the controller of QEMU, an independent implementation: the data that it reads and writes is in the
-//! file underneath.
+//! The driver on the controller of QEMU, an independent implementation: the data that it reads and
+//! writes is in the file underneath.
 
 use std::fs::File;
 use std::io;

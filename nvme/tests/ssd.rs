@@ -1,4 +1,5 @@
-//! A modelled controller with an SSD behind it: commands take the stated times of its parts, and the driver takes none.
+//! A modelled controller with an SSD behind it: commands take the stated times of its parts, and
+//! the driver takes none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -246,7 +247,8 @@ fn make_reads(count: usize) -> Vec<BlockTransfer> {
     (0..count).map(&mut step).collect()
 }
 
-/// The answers of all queues are seen when they come, although the test waits for one queue at a time.
+/// The answers of all queues are seen when they come, although the test waits for one queue at a
+/// time.
 #[test]
 fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
     for mode in [SeparationMode::Off, SeparationMode::Learned] {
@@ -321,8 +323,8 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
     }
 }
 
-/// The driver resets the controller at a wrong completion, while writes wait for the buffer: they are sent again, and
-/// take no time twice.
+/// The driver resets the controller at a wrong completion, while writes wait for the buffer: they
+/// are sent again, and take no time twice.
 #[test]
 fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
     let parts =

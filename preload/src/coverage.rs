@@ -1,5 +1,5 @@
-//! Tests that every call of the C library and of common programs that concerns files reaches this library, with lists
-//! of the exceptions and the reasons.
+//! Tests that every call of the C library and of common programs that concerns files reaches this
+//! library, with lists of the exceptions and the reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::catch::symbols::{EXPORTS, OTHERS};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 
-/// System calls that are not looked at, by number (`asm/unistd_64.h`), each group with the reason. One
-/// that is in neither list fails a test: is it about files?
+/// System calls that are not looked at, by number (`asm/unistd_64.h`), each group with the reason.
+/// One that is in neither list fails a test: is it about files?
 const NOT_LOOKED_AT: &[(&str, &[u16])] = &[
     (
         "memory, also of mapped files, which is in the memory of the process",
@@ -65,16 +65,17 @@ const NUMBER_IS_TOLD_LATER: &[(&str, &str)] = &[
     ("tcsetattr", "ioctl(2) of a terminal that has answered one already"),
 ];
 
-/// How many more there are in functions that are not exported: set*id(2) in the other threads, twice;
-/// futex(2), twice; writev(2) to a descriptor that was opened just before, twice; rt_sigreturn(2).
+/// How many more there are in functions that are not exported: set*id(2) in the other threads,
+/// twice; futex(2), twice; writev(2) to a descriptor that was opened just before, twice;
+/// rt_sigreturn(2).
 const INSIDE: usize = 7;
 
 /// Other objects with bytes that look like a `syscall`, and why that is none about files.
 const LOOKS_LIKE_ONE: &[(&str, &str)] =
     &[("libcrypto.so", "a table of constants that lies between functions")];
 
-/// Functions that the C library takes from the loader. All but the first group concern threads, symbols and numbers. A
-/// new name fails a test, so that a developer checks if it opens files.
+/// Functions that the C library takes from the loader. All but the first group concern threads,
+/// symbols and numbers. A new name fails a test, so that a developer checks if it opens files.
 const FROM_THE_LOADER: &[(&str, &[&str])] = &[
     (
         "dlopen(3) goes through a pointer in here, and is exported",

@@ -187,10 +187,11 @@ impl ThreadCells {
     }
 
     /// Counts one operation without its time, and returns true if the caller should time it: the
-    /// first one, and then one in [`sampling_interval`](ThreadCells::sampling_interval). For operations that take
-    /// little longer than reading the clock. Report the time of timed operations to
-    /// [`record_sample`](ThreadCells::record_sample), and errors of the others to
-    /// [`add_error`](ThreadCells::add_error). A snapshot assumes that the others took as long as the timed ones.
+    /// first one, and then one in [`sampling_interval`](ThreadCells::sampling_interval). For
+    /// operations that take little longer than reading the clock. Report the time of timed
+    /// operations to [`record_sample`](ThreadCells::record_sample), and errors of the others to
+    /// [`add_error`](ThreadCells::add_error). A snapshot assumes that the others took as long as
+    /// the timed ones.
     #[inline]
     pub fn count_sampled(&self, op: Op) -> bool {
         if self.is_off {
@@ -202,13 +203,14 @@ impl ThreadCells {
         before.is_multiple_of(Self::sampling_interval(op))
     }
 
-    /// One in this number of sampled operations is timed: reads and writes are the shortest and the most.
+    /// One in this number of sampled operations is timed: reads and writes are the shortest and the
+    /// most.
     pub const fn sampling_interval(op: Op) -> u64 {
         if matches!(op, Op::READ | Op::WRITE) { 64 } else { 8 }
     }
 
-    /// Records the time of an operation for which [`count_sampled`](ThreadCells::count_sampled) returned
-    /// true.
+    /// Records the time of an operation for which [`count_sampled`](ThreadCells::count_sampled)
+    /// returned true.
     #[inline]
     pub fn record_sample(&self, op: Op, ns: u64, ok: bool) {
         self.record(op, ns, ok);
@@ -235,7 +237,8 @@ impl ThreadCells {
 impl Drop for ThreadCells {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            // The two changes are under one lock, so that every snapshot has these counts exactly once.
+            // The two changes are under one lock, so that every snapshot has these counts exactly
+            // once.
             let mut blocks = shared.lock();
             self.block.add_to(&mut blocks.ended);
             blocks.live.retain(|block| !Arc::ptr_eq(block, &self.block));
@@ -243,7 +246,8 @@ impl Drop for ThreadCells {
     }
 }
 
-/// The cells of one thread: the cells of [`RequestStage::User`], and cells of other stages on first use.
+/// The cells of one thread: the cells of [`RequestStage::User`], and cells of other stages on first
+/// use.
 #[derive(Debug)]
 struct CellBlock {
     user: StageRows,

@@ -30,8 +30,8 @@ static READINGS: AtomicU32 = AtomicU32::new(0);
 /// pays off.
 const WORTH: u32 = 100_000;
 
-/// Marks a [`ClockMoment`] by the system's clock, in nanoseconds. The counter would need a century to
-/// reach this bit.
+/// Marks a [`ClockMoment`] by the system's clock, in nanoseconds. The counter would need a century
+/// to reach this bit.
 const SYSTEM: u64 = 1 << 63;
 
 /// A moment, as the start of a measurement.

@@ -1,14 +1,15 @@
 //! Operations and their measurements, the same for every frontend.
 //!
 //! This crate has one vocabulary of operations ([`Op`]), latency histograms in the format of *To
-//! FUSE or Not to FUSE* (FAST '17) ([`LatencyHistogram`]), cells that worker threads write without locks
-//! ([`Recorder`], [`ThreadCells`]), their readings ([`StatsSnapshot`]), and a layer that measures any file
-//! system ([`ProbedFileSystem`]).
+//! FUSE or Not to FUSE* (FAST '17) ([`LatencyHistogram`]), cells that worker threads write without
+//! locks ([`Recorder`], [`ThreadCells`]), their readings ([`StatsSnapshot`]), and a layer that
+//! measures any file system ([`ProbedFileSystem`]).
 //!
-//! [`WarningLimiter`] writes warnings that another user can cause at any rate, and [`processors`] counts the processors once.
+//! [`WarningLimiter`] writes warnings that another user can cause at any rate, and [`processors`]
+//! counts the processors once.
 //!
-//! It starts no threads, and prints nothing but those warnings, to the log. Frontends and the command line decide
-//! when and where a snapshot is shown.
+//! It starts no threads, and prints nothing but those warnings, to the log. Frontends and the
+//! command line decide when and where a snapshot is shown.
 //!
 //! ```
 //! use defuse_probe::{Op, Recorder, clock};

@@ -135,8 +135,8 @@ impl StatsSnapshot {
         self.ops.iter().find(|stats| stats.stage == stage && stats.op == op)
     }
 
-    /// The measurements since `earlier`, a snapshot of the same recorder. Gauges, and figures that are no
-    /// totals, have their current values.
+    /// The measurements since `earlier`, a snapshot of the same recorder. Gauges, and figures that
+    /// are no totals, have their current values.
     pub fn delta_since(&self, earlier: &StatsSnapshot) -> StatsSnapshot {
         let ops = self.ops.iter().filter_map(|stats| {
             let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
@@ -157,8 +157,8 @@ impl StatsSnapshot {
         }
     }
 
-    /// Adds the measurements of another session. Gauges and figures are added, the duration is the longer one, and each note
-    /// is there once.
+    /// Adds the measurements of another session. Gauges and figures are added, the duration is the
+    /// longer one, and each note is there once.
     pub fn merge(&mut self, other: &StatsSnapshot) {
         self.started_unix_ms = match self.started_unix_ms {
             0 => other.started_unix_ms,

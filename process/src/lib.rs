@@ -1,8 +1,8 @@
 //! The number of this process, known without a system call, also in children of fork(2).
 //!
-//! The resources of a library in its process (threads, rings, connections, memory that a device changes) do not go over
-//! fork(2) to the child. [`ProcessOwner`] distinguishes the process that made it from its children, for the price of a
-//! load.
+//! The resources of a library in its process (threads, rings, connections, memory that a device
+//! changes) do not go over fork(2) to the child. [`ProcessOwner`] distinguishes the process that
+//! made it from its children, for the price of a load.
 //!
 //! It starts no processes, and does not notice execve(2), which leaves nothing of the program.
 
@@ -12,18 +12,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-/// The number of this process, in a page that the kernel empties in children; `None` if there is no such page.
+/// The number of this process, in a page that the kernel empties in children; `None` if there is no
+/// such page.
 static KEPT: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 
-/// Keeps the number of this process for [`id`]. A child that shares its parent's memory must not call it.
+/// Keeps the number of this process for [`id`]. A child that shares its parent's memory must not
+/// call it.
 pub fn keep_id() {
     if let Some(kept) = KEPT.get_or_init(map_fork_detection_word) {
         kept.store(std::process::id(), Ordering::Relaxed);
     }
 }
 
-/// The number of this process: without a system call after [`keep_id`]. A child that shares its parent's memory gets
-/// its parent's number.
+/// The number of this process: without a system call after [`keep_id`]. A child that shares its
+/// parent's memory gets its parent's number.
 #[inline]
 pub fn id() -> u32 {
     match KEPT.get().copied().flatten().map_or(0, |kept| kept.load(Ordering::Relaxed)) {
@@ -67,8 +69,8 @@ fn map_fork_detection_word() -> Option<&'static AtomicU32> {
         let _ = unsafe { rustix::mm::munmap(page, len) };
         return None;
     }
-    // SAFETY: the page is never unmapped, is aligned to more than the word needs, and its zeros are a valid value. It is
-    // reached through this reference alone, by atomic operations.
+    // SAFETY: the page is never unmapped, is aligned to more than the word needs, and its zeros are
+    // a valid value. It is reached through this reference alone, by atomic operations.
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 

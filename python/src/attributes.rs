@@ -108,7 +108,8 @@ pub fn chown(
     })
 }
 
-/// Set the times of access and modification, as os.utime(): `times` in seconds, `ns` in nanoseconds, or the current time.
+/// Set the times of access and modification, as os.utime(): `times` in seconds, `ns` in
+/// nanoseconds, or the current time.
 #[pyfunction]
 #[pyo3(signature = (path, times = None, *, ns = None, follow_symlinks = true))]
 pub fn utime(

@@ -1,10 +1,11 @@
 //! Memory of Python: buffers of other objects, and bytes that are filled before Python sees them.
 //!
-//! The functions of the buffer protocol are part of the stable ABI since Python 3.11. Before, every interpreter exports them too, and
-//! their structure is the same since Python 3.3: they are declared here, since pyo3 leaves them out below 3.11.
+//! The functions of the buffer protocol are part of the stable ABI since Python 3.11. Before, every
+//! interpreter exports them too, and their structure is the same since Python 3.3: they are
+//! declared here, since pyo3 leaves them out below 3.11.
 //!
-//! As with the files of `io`, a program must not use a buffer otherwise while a call reads into it, nor change one that is written:
-//! the bytes would be mixed.
+//! As with the files of `io`, a program must not use a buffer otherwise while a call reads into it,
+//! nor change one that is written: the bytes would be mixed.
 
 #![allow(unsafe_code)]
 
@@ -43,7 +44,8 @@ const SIMPLE: c_int = 0;
 /// `PyBUF_WRITABLE`.
 const WRITABLE: c_int = 1;
 
-/// The memory of an object with the buffer protocol. The object neither frees nor moves it while this exists.
+/// The memory of an object with the buffer protocol. The object neither frees nor moves it while
+/// this exists.
 pub struct HeldBuffer<'py> {
     view: Box<RawView>,
     /// Releasing needs the interpreter.
@@ -56,7 +58,8 @@ impl<'py> HeldBuffer<'py> {
         HeldBuffer::new(object, SIMPLE)
     }
 
-    /// The memory of `object`, to be written. Raises `TypeError` or `BufferError`, also for memory that is read-only.
+    /// The memory of `object`, to be written. Raises `TypeError` or `BufferError`, also for memory
+    /// that is read-only.
     pub fn writable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         HeldBuffer::new(object, WRITABLE)
     }
@@ -77,7 +80,8 @@ impl<'py> HeldBuffer<'py> {
             internal: ptr::null_mut(),
         });
         let py = object.py();
-        // SAFETY: the object is alive, the thread is attached to the interpreter, and the structure has the layout that it fills.
+        // SAFETY: the object is alive, the thread is attached to the interpreter, and the structure
+        // has the layout that it fills.
         match unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } {
             0 => Ok(HeldBuffer { view, _py: py }),
             _ => Err(PyErr::fetch(py)),
@@ -93,7 +97,8 @@ impl<'py> HeldBuffer<'py> {
         if self.view.buf.is_null() || self.len() == 0 {
             return &[];
         }
-        // SAFETY: the object keeps these bytes while the view is held. The program does not change them meanwhile, see above.
+        // SAFETY: the object keeps these bytes while the view is held. The program does not change
+        // them meanwhile, see above.
         unsafe { std::slice::from_raw_parts(self.view.buf.cast(), self.len()) }
     }
 
@@ -109,13 +114,14 @@ impl<'py> HeldBuffer<'py> {
 
 impl Drop for HeldBuffer<'_> {
     fn drop(&mut self) {
-        // SAFETY: the view was filled, and is released once; its lifetime says that the thread is attached.
+        // SAFETY: the view was filled, and is released once; its lifetime says that the thread is
+        // attached.
         unsafe { PyBuffer_Release(&raw mut *self.view) };
     }
 }
 
-/// Makes bytes of at most `len` bytes: `fill` writes to their memory, which has any content before, and returns how many of them are
-/// valid. No other code sees the object meanwhile.
+/// Makes bytes of at most `len` bytes: `fill` writes to their memory, which has any content before,
+/// and returns how many of them are valid. No other code sees the object meanwhile.
 pub fn fill_bytes<'py>(
     py: Python<'py>,
     len: usize,
@@ -131,8 +137,9 @@ pub fn fill_bytes<'py>(
     let made = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), size) };
     // SAFETY: the result is a new reference, or null with an exception.
     let made = unsafe { Bound::from_owned_ptr_or_err(py, made) }?;
-    // SAFETY: the object is of bytes; its memory has `size` bytes, and this function has the only reference. `fill` gets memory without
-    // a content, as C functions do: file systems only write to it.
+    // SAFETY: the object is of bytes; its memory has `size` bytes, and this function has the only
+    // reference. `fill` gets memory without a content, as C functions do: file systems only write
+    // to it.
     let room = unsafe {
         std::slice::from_raw_parts_mut(ffi::PyBytes_AsString(made.as_ptr()).cast::<u8>(), len)
     };

@@ -67,8 +67,8 @@ pub fn closed_file_error() -> PyErr {
     PyValueError::new_err("I/O operation on closed file.")
 }
 
-/// The error number that an exception of a file system in Python stands for. An exception that is no answer to a request is shown by
-/// `sys.unraisablehook`, and becomes `EIO`.
+/// The error number that an exception of a file system in Python stands for. An exception that is
+/// no answer to a request is shown by `sys.unraisablehook`, and becomes `EIO`.
 pub fn errno_of(py: Python<'_>, error: PyErr, place: Option<&Bound<'_, PyAny>>) -> Errno {
     if error.is_instance_of::<PyNotImplementedError>(py) {
         return Errno::ENOSYS;

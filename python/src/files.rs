@@ -16,7 +16,8 @@ use crate::state::call;
 /// Bytes by which a read to the end grows if the size of the file says nothing.
 const STEP: usize = 64 << 10;
 
-/// An open file of a mount, as a descriptor is for `os`. `RawFile` of the package makes it a file of `io`.
+/// An open file of a mount, as a descriptor is for `os`. `RawFile` of the package makes it a file
+/// of `io`.
 #[pyclass(frozen, module = "defuse_fs._core")]
 pub struct OpenedFile {
     file: RwLock<Option<Arc<FileDescription>>>,
@@ -222,7 +223,8 @@ impl OpenedFile {
 }
 
 impl Drop for OpenedFile {
-    /// The last reference releases the file, which may wait for a file system that needs the interpreter.
+    /// The last reference releases the file, which may wait for a file system that needs the
+    /// interpreter.
     fn drop(&mut self) {
         let file = self.file.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(file) = file {

@@ -1,11 +1,12 @@
 //! `defuse_fs._core`, the compiled module of the Python package `defuse-fs`.
 //!
-//! It has the calls of the in-process client for Python (open files, names, attributes, listings, mounts), and serves file systems
-//! that are classes in Python: in this process, as a kernel mount, and on a socket. The package in `defuse_fs/` adds what needs no
-//! Rust: `open` with the buffers of `io`, the file system for fsspec, and the end at the exit of the interpreter.
+//! It has the calls of the in-process client for Python (open files, names, attributes, listings,
+//! mounts), and serves file systems that are classes in Python: in this process, as a kernel mount,
+//! and on a socket. The package in `defuse_fs/` adds what needs no Rust: `open` with the buffers of
+//! `io`, the file system for fsspec, and the end at the exit of the interpreter.
 //!
-//! The GIL is released during every call. A failed call raises `OSError` with the error number and the path. Data goes directly
-//! between the buffers of Python and the file system.
+//! The GIL is released during every call. A failed call raises `OSError` with the error number and
+//! the path. Data goes directly between the buffers of Python and the file system.
 //!
 //! It passes no calls to the kernel: a path outside of all mounts fails with `EXDEV`.
 

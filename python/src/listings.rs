@@ -29,10 +29,12 @@ pub fn listdir<'py>(py: Python<'py>, path: PathArgument<'py>) -> PyResult<Bound<
     PyList::new(py, names?)
 }
 
-/// An entry as Python gets it: its name, the type bits of its mode, its inode number, and its attributes if they were requested.
+/// An entry as Python gets it: its name, the type bits of its mode, its inode number, and its
+/// attributes if they were requested.
 type ScannedEntry<'py> = (Bound<'py, PyAny>, u32, u64, Option<Bound<'py, PyAny>>);
 
-/// Return the entries of a directory: tuples of name, type bits of the mode, inode number, and with `attributes` the result of lstat.
+/// Return the entries of a directory: tuples of name, type bits of the mode, inode number, and with
+/// `attributes` the result of lstat.
 #[pyfunction]
 #[pyo3(signature = (path, attributes = false))]
 pub fn scan<'py>(

@@ -24,8 +24,9 @@ struct MountSource {
     read_only: bool,
 }
 
-/// Mount a file system on a target: an absolute path, which need not exist, or a name with a colon. The source is as on the command
-/// line, with options after commas or in `options`, or an object that is a file system in Python.
+/// Mount a file system on a target: an absolute path, which need not exist, or a name with a colon.
+/// The source is as on the command line, with options after commas or in `options`, or an object
+/// that is a file system in Python.
 #[pyfunction]
 #[pyo3(signature = (target, source, options = ""))]
 pub fn mount(
@@ -97,8 +98,8 @@ fn open_program(source: &Bound<'_, PyAny>, options: &str) -> PyResult<MountSourc
     Ok(MountSource { fs: program::serve(source)?, text, read_only })
 }
 
-/// Unmount the file system on a target. Raises OSError with EBUSY while it has open files, unless it is detached lazily: then it is
-/// released with its last open file.
+/// Unmount the file system on a target. Raises OSError with EBUSY while it has open files, unless
+/// it is detached lazily: then it is released with its last open file.
 #[pyfunction]
 #[pyo3(signature = (target, lazy = false))]
 pub fn unmount(py: Python<'_>, target: PathArgument<'_>, lazy: bool) -> PyResult<()> {
@@ -116,7 +117,8 @@ pub fn mounts(py: Python<'_>) -> PyResult<Vec<(Bound<'_, PyAny>, String, usize)>
     shown.collect()
 }
 
-/// Return the statistics of the mount on a target as JSON: calls, errors, bytes and latencies of each operation.
+/// Return the statistics of the mount on a target as JSON: calls, errors, bytes and latencies of
+/// each operation.
 #[pyfunction]
 pub fn statistics(py: Python<'_>, target: PathArgument<'_>) -> PyResult<String> {
     call(py, target.names(), |state| {

@@ -56,8 +56,8 @@ enum ServedPlace {
     Socket(Arc<SocketServer>),
 }
 
-/// A file system in Python that other processes use: a mount of the kernel on a directory, or a socket for `defuse run` and other
-/// clients. A thread of its own serves it from its creation on.
+/// A file system in Python that other processes use: a mount of the kernel on a directory, or a
+/// socket for `defuse run` and other clients. A thread of its own serves it from its creation on.
 #[pyclass(frozen, module = "defuse_fs._core")]
 pub struct ProgramServer {
     place: ServedPlace,
@@ -96,7 +96,8 @@ impl ProgramServer {
         }
     }
 
-    /// Wait until the file system is unmounted, or stop() was called. Raises what handlers of signals raise.
+    /// Wait until the file system is unmounted, or stop() was called. Raises what handlers of
+    /// signals raise.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         loop {
             match py.detach(|| self.end.wait_a_while()) {
@@ -110,7 +111,8 @@ impl ProgramServer {
         }
     }
 
-    /// Unmount, or close the socket, and wait for the end. Raises OSError with EBUSY while a mount is in use, unless `lazy` is set.
+    /// Unmount, or close the socket, and wait for the end. Raises OSError with EBUSY while a mount
+    /// is in use, unless `lazy` is set.
     #[pyo3(signature = (lazy = false))]
     fn stop(&self, py: Python<'_>, lazy: bool) -> PyResult<()> {
         if lock(&self.end.outcome).is_some() {

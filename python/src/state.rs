@@ -19,7 +19,8 @@ pub struct ModuleState {
 
 static STATE: OnceLock<Option<ModuleState>> = OnceLock::new();
 
-/// The state, created at the first call. Fails with `EIO` if the credentials of the process cannot be read.
+/// The state, created at the first call. Fails with `EIO` if the credentials of the process cannot
+/// be read.
 fn state() -> Result<&'static ModuleState> {
     let make = || {
         Some(ModuleState {

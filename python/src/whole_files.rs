@@ -20,7 +20,8 @@ fn open(state: &ModuleState, path: &[u8], flags: u32, mode: u32) -> Result<Arc<F
     state.client.open(&state.task, WalkStart::Cwd, path, how)
 }
 
-/// Return the bytes from start to end. Negative numbers count from the end of the file, as in slices; None means start and end of it.
+/// Return the bytes from start to end. Negative numbers count from the end of the file, as in
+/// slices; None means start and end of it.
 #[pyfunction]
 #[pyo3(signature = (path, start = None, end = None))]
 pub fn read_file<'py>(
@@ -83,7 +84,8 @@ pub fn write_file(
     outcome
 }
 
-/// Copy the data of a file to another, which is created or replaced, also between mounts. Returns the number of bytes.
+/// Copy the data of a file to another, which is created or replaced, also between mounts. Returns
+/// the number of bytes.
 #[pyfunction]
 #[pyo3(signature = (src, dst, mode = 0o666))]
 pub fn copy_file(

@@ -22,7 +22,8 @@ const LONG: ArenaRange = ArenaRange { at: 2 * HALF, room: LARGE };
 /// A header and 1 MiB, which begins on a page.
 const LONGEST_REPLY: usize = LARGE - PAGE + SHORTEST.1;
 
-// Both halves end with the messages without a waiting thread, and a long reply fits with the page that it begins on.
+// Both halves end with the messages without a waiting thread, and a long reply fits with the page
+// that it begins on.
 const _: () = assert!(ROOM + LATER * LATER_ROOM == HALF && LONG.at + LONG.room == ARENA + LARGE);
 const _: () = assert!(PAGE - SHORTEST.1 + LONGEST_REPLY <= LONG.room);
 const _: () = assert!(LATER < ENTRIES as usize && LATER_ROOM >= SHORTEST.0);
@@ -41,8 +42,9 @@ impl ArenaRange {
     }
 }
 
-/// The client's end of a lane. A thread waits for one request at a time, whose message always lies in the same place:
-/// the bytes that both processes touch stay in their caches. Only long messages lie elsewhere.
+/// The client's end of a lane. A thread waits for one request at a time, whose message always lies
+/// in the same place: the bytes that both processes touch stay in their caches. Only long messages
+/// lie elsewhere.
 pub struct ClientLane {
     index: usize,
     count: u64,
@@ -93,8 +95,9 @@ impl ClientLane {
         ROOM
     }
 
-    /// True if this lane takes a request of `request` bytes whose reply has `reply` bytes at most. One of both may be
-    /// longer than [`longest`](ClientLane::longest) in [some lanes](crate::layout::is_large).
+    /// True if this lane takes a request of `request` bytes whose reply has `reply` bytes at most.
+    /// One of both may be longer than [`longest`](ClientLane::longest) in [some
+    /// lanes](crate::layout::is_large).
     pub const fn takes(index: usize, request: usize, reply: usize) -> bool {
         let is_short = request <= ROOM && reply <= ROOM;
         let is_long =
@@ -102,13 +105,13 @@ impl ClientLane {
         is_short || is_large(index) && is_long
     }
 
-    /// Submits the request `number`, the concatenation of `parts`, whose reply has `reply` bytes at most. Returns
-    /// true if the server sleeps, and needs a bell.
+    /// Submits the request `number`, the concatenation of `parts`, whose reply has `reply` bytes at
+    /// most. Returns true if the server sleeps, and needs a bell.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolViolation`] of the server: it has not taken what it has answered. Also for a message that this
-    /// lane does not [take](ClientLane::takes).
+    /// A [`ProtocolViolation`] of the server: it has not taken what it has answered. Also for a
+    /// message that this lane does not [take](ClientLane::takes).
     pub fn submit(
         &mut self,
         memory: &impl PeerMemory,
@@ -133,8 +136,8 @@ impl ClientLane {
         Ok(sleeps)
     }
 
-    /// Submits a request without a waiting thread. [`poll`](ClientLane::poll) finds the reply among others. `None` if
-    /// the request is too long, or if too many were not answered.
+    /// Submits a request without a waiting thread. [`poll`](ClientLane::poll) finds the reply among
+    /// others. `None` if the request is too long, or if too many were not answered.
     ///
     /// # Errors
     ///
@@ -183,7 +186,8 @@ impl ClientLane {
             memory.raise(AT_USED, self.index as u32 + 1);
         }
         memory.store(at + lane::SUBMITTED, self.submitted);
-        // The server announces that it sleeps, and then looks; the client works in the opposite order.
+        // The server announces that it sleeps, and then looks; the client works in the opposite
+        // order.
         memory.fence_write_read();
         Ok(memory.load(AT_SLEEPERS) != 0)
     }
@@ -192,7 +196,8 @@ impl ClientLane {
     ///
     /// # Errors
     ///
-    /// A [`ProtocolViolation`] of the server: its counter jumps, or it answers another request or more than fits.
+    /// A [`ProtocolViolation`] of the server: its counter jumps, or it answers another request or
+    /// more than fits.
     pub fn poll(
         &mut self,
         memory: &impl PeerMemory,

@@ -1,4 +1,5 @@
-//! Positions in the memory, as `ring/SPEC.md` states them. All numbers are in the byte order of the machine.
+//! Positions in the memory, as `ring/SPEC.md` states them. All numbers are in the byte order of the
+//! machine.
 
 /// The first word of the memory: "defuseR1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
@@ -45,7 +46,8 @@ pub(crate) const AT_NOTICES: usize = 128;
 /// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
 
-/// Three `u64`, written by the client: its counts for observers of the server, in the order of [`ClientCounter`].
+/// Three `u64`, written by the client: its counts for observers of the server, in the order of
+/// [`ClientCounter`].
 pub(crate) const AT_TALLIES: usize = 256;
 
 /// A number that a client counts for observers of the server. The server relies on none of them.
@@ -59,7 +61,8 @@ pub enum ClientCounter {
     PageReads,
 }
 
-/// Positions within a lane. Processors fetch cache lines in pairs, so that words of different owners lie in different pairs.
+/// Positions within a lane. Processors fetch cache lines in pairs, so that words of different
+/// owners lie in different pairs.
 pub(crate) mod lane {
     /// `u32`, client: submissions so far.
     pub const SUBMITTED: usize = 0;
@@ -82,8 +85,9 @@ pub(crate) mod lane {
 /// Bytes of a submission and of a completion.
 pub(crate) const ENTRY: usize = 16;
 
-/// True if the other side has not taken [`ENTRIES`] of `put` entries of a ring. `taken` is its counter when it was
-/// last read. Reading it again takes as long as a cache miss, and the old value usually suffices.
+/// True if the other side has not taken [`ENTRIES`] of `put` entries of a ring. `taken` is its
+/// counter when it was last read. Reading it again takes as long as a cache miss, and the old value
+/// usually suffices.
 pub(crate) fn is_full(put: u32, taken: &mut u32, look: impl FnOnce() -> u32) -> bool {
     let left = |taken: u32| put.wrapping_sub(taken);
     if left(*taken) >= ENTRIES {

@@ -1,14 +1,16 @@
-//! Structures in memory that a client and a server share: lanes, each with a ring of submissions, a ring
-//! of completions and an arena for messages (`ring/SPEC.md`).
+//! Structures in memory that a client and a server share: lanes, each with a ring of submissions, a
+//! ring of completions and an arena for messages (`ring/SPEC.md`).
 //!
-//! [`pages`] are cached pages of a file, [`names`] are names with their attributes, and [`versions`] show what has
-//! changed. The server alone writes them, through [`published`], behind which a test can put memory of its own.
+//! [`pages`] are cached pages of a file, [`names`] are names with their attributes, and
+//! [`versions`] show what has changed. The server alone writes them, through [`published`], behind
+//! which a test can put memory of its own.
 //!
-//! Neither side trusts the other one. A side copies each word and each message once, and checks the copy: whatever
-//! the other process writes meanwhile, the result is a valid message, or a [`ProtocolViolation`].
+//! Neither side trusts the other one. A side copies each word and each message once, and checks the
+//! copy: whatever the other process writes meanwhile, the result is a valid message, or a
+//! [`ProtocolViolation`].
 //!
-//! This crate knows no protocol, no file system and no socket. It does not decide who shares memory with
-//! whom (`frontends/shared`, `backends/remote`).
+//! This crate knows no protocol, no file system and no socket. It does not decide who shares memory
+//! with whom (`frontends/shared`, `backends/remote`).
 
 mod client;
 pub mod layout;

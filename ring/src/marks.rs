@@ -1,5 +1,5 @@
-//! Inodes with versions of their attributes, about which one side has information while the version stays. The other
-//! side has no access to them.
+//! Inodes with versions of their attributes, about which one side has information while the version
+//! stays. The other side has no access to them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of places. Of the inodes that share one, the last one is kept.
 const PLACES: usize = 4096;
 
-/// A set of inodes, each with a version. It allocates memory when the first one is added: most programs end before.
+/// A set of inodes, each with a version. It allocates memory when the first one is added: most
+/// programs end before.
 #[derive(Default)]
 pub struct InodeVersionSet(OnceLock<Box<[AtomicU64]>>);
 

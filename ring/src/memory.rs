@@ -15,8 +15,8 @@ use crate::layout::{
     AT_MAGIC, AT_TALLIES, AT_VERSION, BYTES, ClientCounter, MAGIC, MOST_BLOCKS, VERSION,
 };
 
-/// Memory that another process may change at any time. Positions are in bytes, and positions of words are multiples
-/// of four. A position outside of the memory panics: callers check first.
+/// Memory that another process may change at any time. Positions are in bytes, and positions of
+/// words are multiples of four. A position outside of the memory panics: callers check first.
 pub trait PeerMemory {
     /// Loads the word at `at`, and makes visible everything that its writer wrote before it.
     fn load(&self, at: usize) -> u32;
@@ -36,7 +36,8 @@ pub trait PeerMemory {
     fn address(&self, _at: usize, _len: usize) -> Option<NonNull<u8>> {
         None
     }
-    /// Reads `len` bytes of the file `fd` from `offset` into the memory at `at`, as by pread(2). Returns the bytes read.
+    /// Reads `len` bytes of the file `fd` from `offset` into the memory at `at`, as by pread(2).
+    /// Returns the bytes read.
     ///
     /// # Errors
     ///
@@ -47,7 +48,8 @@ pub trait PeerMemory {
         self.write(at, &room[..count]);
         Ok(count)
     }
-    /// Writes `len` bytes of the memory at `at` into the file `fd` at `offset`, as by pwrite(2). Returns the bytes written.
+    /// Writes `len` bytes of the memory at `at` into the file `fd` at `offset`, as by pwrite(2).
+    /// Returns the bytes written.
     ///
     /// # Errors
     ///
@@ -63,8 +65,8 @@ pub trait PeerMemory {
     fn wake(&self, at: usize);
 }
 
-/// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: a process has few descriptors, and
-/// their numbers in a client belong to its program.
+/// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: a process has few
+/// descriptors, and their numbers in a client belong to its program.
 pub struct MappedMemory {
     start: *mut u8,
     /// Number of mapped bytes, which only grows.
@@ -74,8 +76,8 @@ pub struct MappedMemory {
     growing: Mutex<()>,
 }
 
-// SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies through
-// raw pointers only, which any thread may make at any time.
+// SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies
+// through raw pointers only, which any thread may make at any time.
 unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for MappedMemory {}
@@ -84,8 +86,8 @@ pub(crate) const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl MappedMemory {
-    /// New memory of one block, all zero but for the magic number and the version, with the descriptor for the other
-    /// process. The length of a block can never change.
+    /// New memory of one block, all zero but for the magic number and the version, with the
+    /// descriptor for the other process. The length of a block can never change.
     ///
     /// # Errors
     ///
@@ -169,7 +171,8 @@ impl MappedMemory {
         self.len() / BYTES
     }
 
-    /// The memory of another process, of `most` bytes at most, to read: writing to it kills this process.
+    /// The memory of another process, of `most` bytes at most, to read: writing to it kills this
+    /// process.
     pub(crate) fn map_to_read(fd: OwnedFd, most: usize) -> Result<MappedMemory> {
         match MappedMemory::read_fixed_length(&fd)? {
             len if (1..=most).contains(&len) => MappedMemory::map(&fd, len, ProtFlags::READ),
@@ -229,8 +232,8 @@ impl MappedMemory {
             return Err(Errno::NOSPC);
         }
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the addresses are a part of the range that `reserve` got, and are not in use yet: all accesses are
-        // to mapped bytes, and the lock excludes other callers that add.
+        // SAFETY: the addresses are a part of the range that `reserve` got, and are not in use yet:
+        // all accesses are to mapped bytes, and the lock excludes other callers that add.
         unsafe { rustix::mm::mmap(self.start.add(at).cast(), len, WRITABLE, flags, fd, 0)? };
         self.len.store(at + len, Ordering::Release);
         Ok(at)
@@ -240,8 +243,8 @@ impl MappedMemory {
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         let len = self.len();
         assert!(at.is_multiple_of(4) && at < len && len - at >= 4, "a word at {at}");
-        // SAFETY: four aligned bytes within the mapping, which lives as long as `self`. This process reaches
-        // words by atomic operations only, and any bytes are a number.
+        // SAFETY: four aligned bytes within the mapping, which lives as long as `self`. This
+        // process reaches words by atomic operations only, and any bytes are a number.
         unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
     }
 
@@ -284,9 +287,9 @@ impl PeerMemory for MappedMemory {
     #[inline]
     fn read(&self, at: usize, out: &mut [u8]) {
         let from = self.range(at, out.len());
-        // SAFETY: the range lies within the mapping, and `out` elsewhere: no reference into the mapping to
-        // bytes is ever made. The other process may write meanwhile; then any bytes are copied, and callers
-        // expect any.
+        // SAFETY: the range lies within the mapping, and `out` elsewhere: no reference into the
+        // mapping to bytes is ever made. The other process may write meanwhile; then any bytes are
+        // copied, and callers expect any.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
     }
 
@@ -302,7 +305,8 @@ impl PeerMemory for MappedMemory {
 
     fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let (to, offset) = (self.range(at, len), offset_of_file(offset)?);
-        // SAFETY: the kernel writes to the range, which lies within the mapping, as the other process may.
+        // SAFETY: the kernel writes to the range, which lies within the mapping, as the other
+        // process may.
         check_count(unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, offset) })
     }
 

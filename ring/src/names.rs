@@ -1,9 +1,11 @@
-//! Names that a server has published: clients with the same rights read them instead of making a request.
+//! Names that a server has published: clients with the same rights read them instead of making a
+//! request.
 //!
 //! A name has the versions at its publication, so that a reader sees what has changed since
-//! ([`versions`](crate::versions)). It lies in one of the eight slots of a set: a set near the other names of its
-//! directory, so that these share pages, or if that is full, one of two other sets. The tags of a set, parts of the
-//! hashes of its names, show the slot of a name. A slot has a number that is odd while it is written.
+//! ([`versions`](crate::versions)). It lies in one of the eight slots of a set: a set near the
+//! other names of its directory, so that these share pages, or if that is full, one of two other
+//! sets. The tags of a set, parts of the hashes of its names, show the slot of a name. A slot has a
+//! number that is odd while it is written.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -99,7 +101,8 @@ impl AttributeStamp {
         AttributeStamp { version, at: now_ns() }
     }
 
-    /// Returns the time since then. If the clock of another namespace is ahead, the result is a long time.
+    /// Returns the time since then. If the clock of another namespace is ahead, the result is a
+    /// long time.
     pub fn age(&self) -> Duration {
         Duration::from_nanos(now_ns().wrapping_sub(self.at))
     }
@@ -245,8 +248,8 @@ impl<M: WritableMemory> NameWriter<M> {
         self.locks[of].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a name in `dir`, in place of its earlier publication or of another name. Returns the slot, and the
-    /// inode that was there; 0 if there was none.
+    /// Publishes a name in `dir`, in place of its earlier publication or of another name. Returns
+    /// the slot, and the inode that was there; 0 if there was none.
     ///
     /// # Panics
     ///
@@ -290,7 +293,8 @@ impl<M: WritableMemory> NameWriter<M> {
         (found == ino).then_some(ResolvedName { dir, stamps, name, len: name_len as usize })
     }
 
-    /// Publishes new attributes of an inode, in the slot of a name that was published before and leads to it.
+    /// Publishes new attributes of an inode, in the slot of a name that was published before and
+    /// leads to it.
     pub fn publish_attributes(
         &self,
         place: SlotNumber,
@@ -346,7 +350,8 @@ impl<M: ReadableMemory> NameReader<M> {
         NameReader(memory)
     }
 
-    /// Finds the latest publication of a name in `dir`. `None` if there is none, or if it changes at this moment.
+    /// Finds the latest publication of a name in `dir`. `None` if there is none, or if it changes
+    /// at this moment.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<FoundName> {
         let sets = NameSets::for_name(dir, name);
         let found = sets.find_first_tagged(&self.0, sets.tag(), |place| {

@@ -1,8 +1,9 @@
 //! Cached pages of one file: the server alone writes them, and clients read them by loads alone.
 //!
-//! A frame holds at most one page of the file, page n in frame n modulo the number of frames. The memory never
-//! changes its length, so that an access never fails; a frame gets another page under its own version. Memory is
-//! given back in groups of frames, which then read as zeros and hold no page.
+//! A frame holds at most one page of the file, page n in frame n modulo the number of frames. The
+//! memory never changes its length, so that an access never fails; a frame gets another page under
+//! its own version. Memory is given back in groups of frames, which then read as zeros and hold no
+//! page.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -31,8 +32,8 @@ const AT_FRAMES: usize = 8;
 const AT_STATE: usize = 64;
 /// `u64`: length of the file in bytes.
 const AT_SIZE: usize = 72;
-/// Heads of frames, 16 bytes each: version (`u64`, odd while the frame changes), page number + 1 (`u64`, 0 for
-/// none).
+/// Heads of frames, 16 bytes each: version (`u64`, odd while the frame changes), page number + 1
+/// (`u64`, 0 for none).
 const AT_HEADS: usize = PAGE;
 const HEAD: usize = 16;
 
@@ -267,8 +268,9 @@ impl<M: ReadableMemory> PageReader<M> {
         PageReader { memory, frames }
     }
 
-    /// Copies bytes of the file from `offset` on into `out`, up to the end of the file, and returns how many.
-    /// `None` if not all of them are there, or something changed meanwhile. `out` then holds anything.
+    /// Copies bytes of the file from `offset` on into `out`, up to the end of the file, and returns
+    /// how many. `None` if not all of them are there, or something changed meanwhile. `out` then
+    /// holds anything.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Option<usize> {
         let state = self.memory.load64(AT_STATE);
         if state % 2 == 1 {
@@ -288,7 +290,8 @@ impl<M: ReadableMemory> PageReader<M> {
         (self.memory.load64(AT_STATE) == state).then_some(len)
     }
 
-    /// Reads a byte of every frame, with a page or without, like a client that tries to take memory.
+    /// Reads a byte of every frame, with a page or without, like a client that tries to take
+    /// memory.
     pub fn touch(&self) {
         for frame in 0..u64::from(self.frames) {
             self.memory.copy(frame_at(frame, self.frames), &mut [0]);
@@ -408,7 +411,8 @@ mod tests {
         assert!(MappedMemory::map(&fd, bytes_of(16), WRITABLE).is_err(), "a mapping for writing");
     }
 
-    /// A client that keeps the descriptor would otherwise keep the memory of all files that it ever read.
+    /// A client that keeps the descriptor would otherwise keep the memory of all files that it ever
+    /// read.
     #[test]
     fn the_memory_of_pages_is_given_back_although_a_client_keeps_it() {
         let (mut pages, reader) = make_both(1 << 20);

@@ -1,6 +1,8 @@
-//! Memory that a server alone writes, and that clients read at any time: for pages, versions and names.
+//! Memory that a server alone writes, and that clients read at any time: for pages, versions and
+//! names.
 //!
-//! The protocols over it reach it by two traits, so that a checker can put memory of its own in its place (`tests/orders.rs`).
+//! The protocols over it reach it by two traits, so that a checker can put memory of its own in its
+//! place (`tests/orders.rs`).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -10,10 +12,11 @@ use rustix::io::Result;
 
 use crate::{MappedMemory, PeerMemory};
 
-/// Memory to read. Positions are in bytes, positions of numbers are multiples of their length, and a position outside
-/// of the memory panics.
+/// Memory to read. Positions are in bytes, positions of numbers are multiples of their length, and
+/// a position outside of the memory panics.
 pub trait ReadableMemory {
-    /// The order of a load: it makes visible everything that the writer of the number wrote before it.
+    /// The order of a load: it makes visible everything that the writer of the number wrote before
+    /// it.
     const LOADS: Ordering = Ordering::Acquire;
 
     /// The number of 64 bits at `at`.

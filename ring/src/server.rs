@@ -107,15 +107,16 @@ impl<M: PeerMemory> LaneServer<M> {
         self.memory.load(AT_USED).min(self.offered.load(Ordering::Acquire)) as usize
     }
 
-    /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of the
-    /// request in the copy. `copied` gets the first [`SHORTEST`] bytes of a message and its length, and returns how
-    /// many bytes are copied. They may be fewer for a request that has a reply: [`copy_left`](LaneServer::copy_left)
-    /// copies the rest.
+    /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the
+    /// number of the request in the copy. `copied` gets the first [`SHORTEST`] bytes of a message
+    /// and its length, and returns how many bytes are copied. They may be fewer for a request that
+    /// has a reply: [`copy_left`](LaneServer::copy_left) copies the rest.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolViolation`] of the client: counters that jump, ranges outside of the arena, a message longer than
-    /// `room`, a number of another lane or of a request that is not answered, more requests than entries.
+    /// A [`ProtocolViolation`] of the client: counters that jump, ranges outside of the arena, a
+    /// message longer than `room`, a number of another lane or of a request that is not answered,
+    /// more requests than entries.
     pub fn take(
         &self,
         room: &mut [u8],
@@ -159,8 +160,8 @@ impl<M: PeerMemory> LaneServer<M> {
         counts
     }
 
-    /// Records that the calling thread is about to sleep. A submission from now on comes with a bell; an earlier
-    /// submission is there to [`take`](LaneServer::take).
+    /// Records that the calling thread is about to sleep. A submission from now on comes with a
+    /// bell; an earlier submission is there to [`take`](LaneServer::take).
     pub fn fall_asleep(&self) {
         self.memory.add(AT_SLEEPERS, 1);
         self.memory.fence_write_read();
@@ -187,14 +188,16 @@ impl<M: PeerMemory> LaneServer<M> {
         self.open(lane, number).map_or(0, |open| open.left)
     }
 
-    /// Copies bytes of a request that were [left](LaneServer::remaining), starting at the byte `from` of the rest. The
-    /// client may change them at any time. Returns false, and copies nothing, if there are fewer.
+    /// Copies bytes of a request that were [left](LaneServer::remaining), starting at the byte
+    /// `from` of the rest. The client may change them at any time. Returns false, and copies
+    /// nothing, if there are fewer.
     pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
         let at = self.locate_remaining(lane, number, from, out.len());
         at.inspect(|&at| self.memory.read(at, out)).is_some()
     }
 
-    /// Writes `len` bytes of the rest into a file, by [`PeerMemory::write_file`]. `None` if there are fewer.
+    /// Writes `len` bytes of the rest into a file, by [`PeerMemory::write_file`]. `None` if there
+    /// are fewer.
     pub fn write_left(
         &self,
         (lane, number): (usize, u64),
@@ -205,7 +208,8 @@ impl<M: PeerMemory> LaneServer<M> {
         Some(self.memory.write_file(at, len, fd, offset))
     }
 
-    /// Returns the address of the rest, starting at its byte `from`. It is valid until the request is answered.
+    /// Returns the address of the rest, starting at its byte `from`. It is valid until the request
+    /// is answered.
     pub fn address_of_left(&self, lane: usize, number: u64, from: usize) -> Option<NonNull<u8>> {
         let len = self.remaining(lane, number).checked_sub(from)?;
         self.memory.address(self.locate_remaining(lane, number, from, len)?, len)
@@ -223,15 +227,15 @@ impl<M: PeerMemory> LaneServer<M> {
         self.open(lane, number).map_or(0, |open| open.room)
     }
 
-    /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is
-    /// no room for them.
+    /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes
+    /// nothing, if there is no room for them.
     pub fn write_reply(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
         let at = self.reply_position(lane, number, from, bytes.len());
         at.inspect(|&at| self.memory.write(at, bytes)).is_some()
     }
 
-    /// Like [`write_reply`](LaneServer::write_reply) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None`
-    /// if there is no room for them.
+    /// Like [`write_reply`](LaneServer::write_reply) with `len` bytes of a file, by
+    /// [`PeerMemory::read_file`]. `None` if there is no room for them.
     pub fn write_reply_from_file(
         &self,
         (lane, number): (usize, u64),
@@ -258,8 +262,9 @@ impl<M: PeerMemory> LaneServer<M> {
         fits.then(|| lane_at(lane) + lane::ARENA + open.at + from)
     }
 
-    /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if the reply was too
-    /// long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if the request is not open.
+    /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if the
+    /// reply was too long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if
+    /// the request is not open.
     ///
     /// # Errors
     ///
@@ -274,8 +279,8 @@ impl<M: PeerMemory> LaneServer<M> {
         self.answer_placed((lane, number), parts, 0, refusal)
     }
 
-    /// Like [`answer`](LaneServer::answer), with `placed` bytes behind the bytes of `parts`, which were
-    /// [placed](LaneServer::write_reply).
+    /// Like [`answer`](LaneServer::answer), with `placed` bytes behind the bytes of `parts`, which
+    /// were [placed](LaneServer::write_reply).
     ///
     /// # Errors
     ///
@@ -315,7 +320,8 @@ impl<M: PeerMemory> LaneServer<M> {
         state.completed = state.completed.wrapping_add(1);
         self.memory.store(at + lane::COMPLETED, state.completed);
         drop(state);
-        // The client announces that it sleeps, and then looks; the server works in the opposite order.
+        // The client announces that it sleeps, and then looks; the server works in the opposite
+        // order.
         self.memory.fence_write_read();
         if self.memory.load(at + lane::WAITS) != 0 {
             self.memory.store(at + lane::WAITS, 0);

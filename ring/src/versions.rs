@@ -1,9 +1,10 @@
-//! Versions of names and attributes: the server alone writes them, and clients compare them instead of repeating
-//! requests.
+//! Versions of names and attributes: the server alone writes them, and clients compare them instead
+//! of repeating requests.
 //!
-//! A change adds to the version of each item that it changes before it begins and after it has ended. So a reader
-//! that finds a version unchanged knows that no change of the item has begun since. Items of one kind may share a
-//! version: a change of one then looks like a change of another, which costs a request and is never wrong.
+//! A change adds to the version of each item that it changes before it begins and after it has
+//! ended. So a reader that finds a version unchanged knows that no change of the item has begun
+//! since. Items of one kind may share a version: a change of one then looks like a change of
+//! another, which costs a request and is never wrong.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"defuseV2");
 const AT_ALL: usize = 64;
 /// `u64`: 1 after the end of the server.
 const AT_ENDED: usize = 128;
-/// Versions of attributes, 8 bytes each. Inodes that were made one after the other have neighbouring ones.
+/// Versions of attributes, 8 bytes each. Inodes that were made one after the other have
+/// neighbouring ones.
 const AT_ATTRIBUTES: usize = 4096;
 /// The number of versions of attributes, a power of two.
 const ATTRIBUTES: usize = 1 << 18;
@@ -135,7 +137,8 @@ impl<M: WritableMemory> VersionWriter<M> {
         read_stable(&self.0, thing.position())
     }
 
-    /// Records that a change of these items begins. Call [`end`](VersionWriter::end) for the same items.
+    /// Records that a change of these items begins. Call [`end`](VersionWriter::end) for the same
+    /// items.
     pub fn begin<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         self.0.add64(AT_ALL, 1);
         things.for_each(|thing| self.0.add64(thing.position(), 1));
@@ -189,7 +192,8 @@ impl<M: ReadableMemory> VersionReader<M> {
         read_stable(&self.0, AT_ALL)
     }
 
-    /// Returns the version of an item; `None` while the item changes, and after the end of the server.
+    /// Returns the version of an item; `None` while the item changes, and after the end of the
+    /// server.
     pub fn version_of(&self, thing: VersionedItem<'_>) -> Option<u64> {
         read_stable(&self.0, thing.position())
     }

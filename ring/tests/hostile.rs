@@ -1,5 +1,5 @@
-//! A client that writes anything into the memory: the server takes valid requests or ends the connection, and
-//! never touches anything outside of the lane.
+//! A client that writes anything into the memory: the server takes valid requests or ends the
+//! connection, and never touches anything outside of the lane.
 
 use defuse_ring::layout::{BYTES, LANES, LANES_OF_BLOCK, arena_of, number_in};
 use defuse_ring::{
@@ -142,8 +142,8 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     assert_eq!(world.server.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
 }
 
-/// The words of a lane and of its entries are any numbers at any time. The server must not panic, and the messages
-/// that it takes fit.
+/// The words of a lane and of its entries are any numbers at any time. The server must not panic,
+/// and the messages that it takes fit.
 #[test]
 fn any_words_are_requests_or_violations() {
     let mut random = fastrand::Rng::with_seed(13);
@@ -212,7 +212,8 @@ fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_o
     assert!(later(&mut lane).is_some());
 }
 
-/// Each reply has a place of its own, and the second one would be read as the reply to another request.
+/// Each reply has a place of its own, and the second one would be read as the reply to another
+/// request.
 #[test]
 fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
     for (number_at, len) in [(0, 24_u32), (1, 257)] {
@@ -234,7 +235,8 @@ fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
     }
 }
 
-/// The rest of a long request is read where it lies, and only for a request that waits for its reply.
+/// The rest of a long request is read where it lies, and only for a request that waits for its
+/// reply.
 #[test]
 fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written() {
     let (world, mut lane) = (LaneFixture::new(), ClientLane::new(0));

@@ -1,16 +1,19 @@
-//! Pages, versions and names under a checker that tries interleavings and the orders in which processors may show
-//! stores: a client reads whole data, which is not older than a change that was answered before.
+//! Pages, versions and names under a checker that tries interleavings and the orders in which
+//! processors may show stores: a client reads whole data, which is not older than a change that was
+//! answered before.
 //!
 //! `cargo test -p defuse-ring --test orders`
 //!
-//! The checker (loom) knows the memory model of C11, also where this machine is stricter. The tests run the code of
-//! `src/`, over memory of the checker. The checker sees a few words of this memory: all numbers of the protocols, and
-//! two or three of the words that they protect. The other words have one value each.
+//! The checker (loom) knows the memory model of C11, also where this machine is stricter. The tests
+//! run the code of `src/`, over memory of the checker. The checker sees a few words of this memory:
+//! all numbers of the protocols, and two or three of the words that they protect. The other words
+//! have one value each.
 //!
-//! It finds no load that a processor makes speculatively, before an earlier load has decided what to store. It tries
-//! no schedule with more than [`SWITCHES`] involuntary switches of threads. The locks and the files of the server are
-//! stand-ins in the test, so that errors in `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`,
-//! `versions.rs`, `shared_names.rs`).
+//! It finds no load that a processor makes speculatively, before an earlier load has decided what
+//! to store. It tries no schedule with more than [`SWITCHES`] involuntary switches of threads. The
+//! locks and the files of the server are stand-ins in the test, so that errors in
+//! `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`, `versions.rs`,
+//! `shared_names.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -35,8 +38,9 @@ const MOST_KEPT: usize = 256;
 #[derive(Clone)]
 struct OrderedMemory {
     inner: Arc<OrderedWords>,
-    /// A server does not load from `seen`, where it finds what it has stored itself. The checker, which looks only at
-    /// the last access before a store, would take that load for the last access and miss the loads of clients.
+    /// A server does not load from `seen`, where it finds what it has stored itself. The checker,
+    /// which looks only at the last access before a store, would take that load for the last access
+    /// and miss the loads of clients.
     is_server: bool,
 }
 
@@ -326,7 +330,8 @@ impl ServedFile {
     }
 }
 
-/// One client changes a file, another one misses it, and a third one reads its page, which `prepare` may have changed.
+/// One client changes a file, another one misses it, and a third one reads its page, which
+/// `prepare` may have changed.
 fn no_reader_sees_an_old_page(prepare: fn(&mut PageWriter<OrderedMemory>)) {
     check(move || {
         let (mut pages, reader) = pages(1 << 20, [1, 1]);
@@ -426,7 +431,8 @@ fn make_attributes(number: u64) -> [u8; ATTRIBUTES] {
     all
 }
 
-/// The words of a slot: its number, the inode, the versions of the name and of the attributes, and the begin of both.
+/// The words of a slot: its number, the inode, the versions of the name and of the attributes, and
+/// the begin of both.
 const SEQUENCE: usize = 0;
 const INO: usize = 24;
 const NAME_VERSION: usize = 32;
@@ -434,7 +440,8 @@ const VERSION: usize = 48;
 const BEGIN: usize = 64;
 const TEXT: usize = 168;
 
-/// Names with these words. The checker sees the number of one slot, and some other words of this slot.
+/// Names with these words. The checker sees the number of one slot, and some other words of this
+/// slot.
 fn names(
     (words, place): &(HashMap<usize, u64>, u32),
     seen: [usize; 3],
@@ -515,8 +522,8 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     });
 }
 
-/// One client changes a name, the server reports it to another one, and a third one takes it from memory while its
-/// version stays.
+/// One client changes a name, the server reports it to another one, and a third one takes it from
+/// memory while its version stays.
 #[test]
 fn no_name_holds_after_a_change_of_it_that_was_answered() {
     let before = list_words(1);

@@ -1,5 +1,6 @@
-//! The lanes under a checker that tries interleavings: clients that sleep for their replies, and a server
-//! that sleeps for their bells. A wake-up that is lost is a deadlock, which the checker reports.
+//! The lanes under a checker that tries interleavings: clients that sleep for their replies, and a
+//! server that sleeps for their bells. A wake-up that is lost is a deadlock, which the checker
+//! reports.
 //!
 //! `cargo test -p defuse-ring --test schedules`
 

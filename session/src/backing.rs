@@ -16,11 +16,12 @@ const SHARDS: usize = 16;
 /// Backing files without users that a shard keeps registered: few enough to be searched one by one.
 const RECENT_MAX: usize = 64;
 
-/// The backing files of a session. The kernel allows an inode one backing file at a time, so all open files of an
-/// inode share its id.
+/// The backing files of a session. The kernel allows an inode one backing file at a time, so all
+/// open files of an inode share its id.
 ///
-/// The id of a file that was opened for reading is kept for a short time after its last user, so that a later open
-/// reuses it. The kernel holds the file open as long; a file that is open for writing could not be executed.
+/// The id of a file that was opened for reading is kept for a short time after its last user, so
+/// that a later open reuses it. The kernel holds the file open as long; a file that is open for
+/// writing could not be executed.
 pub(crate) struct BackingFiles {
     device: Arc<OwnedFd>,
     shards: [Mutex<BackingShard>; SHARDS],
@@ -35,8 +36,8 @@ struct BackingShard {
 }
 
 struct UsedBacking {
-    /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with and without a
-    /// backing file, so later opens follow the first one.
+    /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both
+    /// with and without a backing file, so later opens follow the first one.
     id: Option<i32>,
     users: Vec<Fh>,
     only_reads: bool,
@@ -64,8 +65,9 @@ impl BackingFiles {
         BackingFiles { device, shards, kept: AtomicUsize::new(0) }
     }
 
-    /// Returns the id under which the kernel knows the backing file of `ino`, for the open file `fh`, or `None` if
-    /// there is none. The first open decides: its offer becomes the backing file.
+    /// Returns the id under which the kernel knows the backing file of `ino`, for the open file
+    /// `fh`, or `None` if there is none. The first open decides: its offer becomes the backing
+    /// file.
     pub(crate) fn open(&self, ino: Ino, fh: Fh, offer: Option<BackingOffer<'_>>) -> Option<i32> {
         let mut guard = self.shard(ino);
         let shard = &mut *guard;
@@ -121,8 +123,8 @@ impl BackingFiles {
         }
     }
 
-    /// Drops the kept id of an inode that the kernel has forgotten. If another worker still handles the last RELEASE,
-    /// which the kernel sent before, `trim` drops the id.
+    /// Drops the kept id of an inode that the kernel has forgotten. If another worker still handles
+    /// the last RELEASE, which the kernel sent before, `trim` drops the id.
     pub(crate) fn forget(&self, ino: Ino) {
         if self.kept.load(Ordering::Relaxed) > 0
             && let Some(id) = self.take_recent(&mut self.shard(ino), ino)
@@ -161,8 +163,8 @@ impl BackingFiles {
     }
 }
 
-/// Runs `register` while this thread lacks `CAP_FSETID`. Fails with `EPERM` if the thread cannot give the capability
-/// up.
+/// Runs `register` while this thread lacks `CAP_FSETID`. Fails with `EPERM` if the thread cannot
+/// give the capability up.
 fn run_without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
     let own = capabilities(None).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
     if !own.effective.contains(CapabilitySet::FSETID) {
@@ -178,9 +180,9 @@ fn run_without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
     registered
 }
 
-/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access. Fails with
-/// `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` if file systems are stacked too high, and `EINVAL` if the file is not
-/// regular.
+/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access.
+/// Fails with `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` if file systems are stacked too high, and
+/// `EINVAL` if the file is not regular.
 fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
     // SAFETY: for this request number the kernel reads one `fuse_backing_map`, which `map` is.
@@ -192,8 +194,8 @@ fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
 }
 
 fn unregister(device: &OwnedFd, id: i32) {
-    // SAFETY: for this request number the kernel reads one 32-bit number, which `id` is. An error (the session is gone)
-    // leaves nothing to do.
+    // SAFETY: for this request number the kernel reads one 32-bit number, which `id` is. An error
+    // (the session is gone) leaves nothing to do.
     unsafe {
         libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_CLOSE), &id);
     }

@@ -27,8 +27,8 @@ use defuse_wire::request::{DecodeOptions, DecodedRequest};
 ///
 /// # Panics
 ///
-/// Panics if a request that needs a reply gets none or two, if a reply is longer than requested, or if a lookup was
-/// granted by an undelivered reply and is not undone.
+/// Panics if a request that needs a reply gets none or two, if a reply is longer than requested, or
+/// if a lookup was granted by an undelivered reply and is not undone.
 pub fn dispatch(seed: u64, bytes: &[u8]) {
     let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), granted: AtomicU64::new(0) });
     let Ok(request) =

@@ -4,12 +4,14 @@ use std::fs;
 
 use defuse_fs::{Caller, Errno, OwnerCapability, Result, SupplementaryGroups};
 
-/// Reads the groups of a caller in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
+/// Reads the groups of a caller in `/proc/PID/status`, proc_pid_status(5): a request of the kernel
+/// names one group.
 pub struct ProcessGroups;
 
 impl SupplementaryGroups for ProcessGroups {
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
-        // The kernel names no process for requests without a caller, or if the caller is in another PID namespace.
+        // The kernel names no process for requests without a caller, or if the caller is in another
+        // PID namespace.
         if caller.pid == 0 {
             return Err(Errno::ESRCH);
         }
@@ -38,8 +40,9 @@ fn is_effective(status: &str, number: OwnerCapability) -> bool {
     set.is_some_and(|set| set & 1 << number as u32 != 0)
 }
 
-/// True if the id map `map`, user_namespaces(7), has the id `id` of this process. For a process in the same namespace, which
-/// has every id there is, the lines have the ids of the parent: in another namespace than the initial one its ids may be missed.
+/// True if the id map `map`, user_namespaces(7), has the id `id` of this process. For a process in
+/// the same namespace, which has every id there is, the lines have the ids of the parent: in
+/// another namespace than the initial one its ids may be missed.
 fn is_mapped(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();

@@ -94,7 +94,8 @@ pub(crate) const MAX_IO: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Maximum number of worker threads of any session.
 pub(crate) const WORKERS_MOST: usize = 1024;
-/// Maximum number of workers that wait for another process, unless the options or the processors require more.
+/// Maximum number of workers that wait for another process, unless the options or the processors
+/// require more.
 const WAITING_WORKERS: usize = 128;
 
 /// Decides on the reply to the kernel's INIT.
@@ -162,9 +163,10 @@ fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
     requested.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
 }
 
-/// Returns the maximum number of workers: the number of processors if handlers never sleep, otherwise many. Data that
-/// is submitted needs a worker for a moment only, and all other requests wait for another process. A server that is
-/// lost blocks one worker for each caller, so many more are allowed. The paper's policies keep their number.
+/// Returns the maximum number of workers: the number of processors if handlers never sleep,
+/// otherwise many. Data that is submitted needs a worker for a moment only, and all other requests
+/// wait for another process. A server that is lost blocks one worker for each caller, so many more
+/// are allowed. The paper's policies keep their number.
 fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     let is_adaptive = options.policy == ThreadPolicy::Adaptive;
     let derived = match is_adaptive && caps.blocking && caps.submits {
@@ -230,8 +232,9 @@ fn list_requested(caps: &Caps, options: &SessionOptions) -> Vec<FlagRow> {
         ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "other clients may change the data"),
         ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "if the listings of the file system have attributes"),
         ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries && !caps.listings_bring_entries, "attributes are requested only if they are used, unless they cost nothing"),
-        // When such a write ends, the kernel does not drop the pages that a buffered read has filled meanwhile, and
-        // the session does (dispatch/pages.rs). So the session requests it only where it pays.
+        // When such a write ends, the kernel does not drop the pages that a buffered read has
+        // filled meanwhile, and the session does (dispatch/pages.rs). So the session requests it
+        // only where it pays.
         ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "parallel parts of one direct I/O pay only if handlers sleep"),
         ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "by option"),
         ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),

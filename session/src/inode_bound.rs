@@ -1,7 +1,8 @@
 //! A bound on the inodes that the kernel knows.
 //!
-//! The kernel remembers every file that was looked up for as long as it has memory, and so does a file system that keeps something
-//! for each of them. Beyond the bound, the kernel is requested to forget the oldest that are unused, by NOTIFY_PRUNE.
+//! The kernel remembers every file that was looked up for as long as it has memory, and so does a
+//! file system that keeps something for each of them. Beyond the bound, the kernel is requested to
+//! forget the oldest that are unused, by NOTIFY_PRUNE.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,8 @@ struct KnownInodes {
     inodes: HashMap<Ino, InodeLookups>,
     /// The age of the next lookup.
     next_age: u64,
-    /// The number of inodes at which the kernel is requested to forget some: more than the bound if many are in use.
+    /// The number of inodes at which the kernel is requested to forget some: more than the bound if
+    /// many are in use.
     next_request: usize,
     /// A thread sends requests.
     is_asking: bool,
@@ -75,7 +77,8 @@ impl InodeBound {
         self.lock().forget(ino, lookups, self.most);
     }
 
-    /// Sends the requests on a thread of its own: the kernel takes locks of directories, which the calling operation may hold.
+    /// Sends the requests on a thread of its own: the kernel takes locks of directories, which the
+    /// calling operation may hold.
     fn start_asking(self: &Arc<Self>) {
         let bound = Arc::clone(self);
         let started = std::thread::Builder::new().name("defuse-prune".into()).spawn(move || {
@@ -92,7 +95,8 @@ impl InodeBound {
         }
     }
 
-    /// The inodes of the next request, or the end of the requests: lookups may have come while one was sent.
+    /// The inodes of the next request, or the end of the requests: lookups may have come while one
+    /// was sent.
     fn next_to_forget(&self) -> Option<Vec<Ino>> {
         let mut known = self.lock();
         known.is_asking = known.has_too_many();
@@ -124,8 +128,9 @@ impl KnownInodes {
         }
     }
 
-    /// The oldest inodes, a quarter of the bound more than the surplus. They count as young then: the kernel keeps those in use, and the
-    /// next request is for others. If all are in use, it comes after some more lookups.
+    /// The oldest inodes, a quarter of the bound more than the surplus. They count as young then:
+    /// the kernel keeps those in use, and the next request is for others. If all are in use, it
+    /// comes after some more lookups.
     fn take_oldest(&mut self, most: usize) -> Vec<Ino> {
         let wanted = self.inodes.len().saturating_sub(most) + most.div_ceil(4);
         let mut ages: Vec<(u64, Ino)> =

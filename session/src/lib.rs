@@ -1,12 +1,12 @@
 //! Sessions: FUSE requests come in, a [`FileSystem`] is called, and answers go out.
 //!
 //! A session begins with INIT and serves one client until it ends the connection. The client is the
-//! kernel, over /dev/fuse or over io_uring ([`Session::start`]), or a process in its place, over any
-//! [`RequestSource`] ([`Session::start_on`]). A session has threads that receive requests ([`Session`] starts them),
-//! and a dispatcher with one short function for each operation.
+//! kernel, over /dev/fuse or over io_uring ([`Session::start`]), or a process in its place, over
+//! any [`RequestSource`] ([`Session::start_on`]). A session has threads that receive requests
+//! ([`Session`] starts them), and a dispatcher with one short function for each operation.
 //!
-//! This crate does not mount (`frontends/fuse`), does not listen (`frontends/socket`), does not check the
-//! rights of a client (`connection`), and leaves the protocol's data to `wire`.
+//! This crate does not mount (`frontends/fuse`), does not listen (`frontends/socket`), does not
+//! check the rights of a client (`connection`), and leaves the protocol's data to `wire`.
 //!
 //! [`FileSystem`]: defuse_fs::FileSystem
 

@@ -19,14 +19,15 @@ type RetrieveCallback = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 /// Most RETRIEVE notifications without an answer; the kernel answers each, so more are a mistake.
 const RETRIEVES_MAX: usize = 1024;
 
-/// The number of the first RETRIEVE. Its reply has the same number, and arrives among requests, which the kernel
-/// counts from 2 upwards in steps of two: a ring finds requests and replies by their number.
+/// The number of the first RETRIEVE. Its reply has the same number, and arrives among requests,
+/// which the kernel counts from 2 upwards in steps of two: a ring finds requests and replies by
+/// their number.
 const FIRST_RETRIEVE: u64 = 1 << 62;
 
 /// Sends notifications and receives the answers to RETRIEVE.
 pub(crate) struct KernelNotify {
-    /// Weak: a file system keeps its notifier for ever, and must not keep the device open, or the mount would outlive
-    /// its session.
+    /// Weak: a file system keeps its notifier for ever, and must not keep the device open, or the
+    /// mount would outlive its session.
     port: Weak<dyn ReplyPort>,
     minor: u32,
     next: AtomicU64,
@@ -36,8 +37,8 @@ pub(crate) struct KernelNotify {
 }
 
 impl KernelNotify {
-    /// Sends over `port`. With `acknowledges`, as on /dev/fuse, a notification has taken effect when its system call
-    /// returns.
+    /// Sends over `port`. With `acknowledges`, as on /dev/fuse, a notification has taken effect
+    /// when its system call returns.
     pub(crate) fn new(port: &Arc<dyn ReplyPort>, minor: u32, acknowledges: bool) -> Self {
         KernelNotify {
             port: Arc::downgrade(port),
@@ -54,8 +55,8 @@ impl KernelNotify {
         port.send(&[IoSlice::new(&head), IoSlice::new(data)])
     }
 
-    /// Makes the kernel send a request without effect, an empty NOTIFY_REPLY, to the queue of the processor that runs
-    /// the caller. `file` is a regular file that the kernel knows.
+    /// Makes the kernel send a request without effect, an empty NOTIFY_REPLY, to the queue of the
+    /// processor that runs the caller. `file` is a regular file that the kernel knows.
     pub(crate) fn nudge(&self, file: Ino) -> Result<()> {
         let notify_unique = self.next.fetch_add(2, Ordering::Relaxed);
         self.send(
@@ -96,7 +97,8 @@ impl Notify for KernelNotify {
     }
 
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
-        // Before 7.38 the flag was padding: the kernel would drop the name, which is more than requested.
+        // Before 7.38 the flag was padding: the kernel would drop the name, which is more than
+        // requested.
         if expire_only {
             self.check_minor(38)?;
         }
@@ -138,8 +140,8 @@ impl Notify for KernelNotify {
         self.send(&Notification::IncEpoch, &[])
     }
 
-    /// fuse_notify_inc_epoch of the kernel's `fs/fuse/inode.c` increments a number, and fuse_reverse_inval_inode another one;
-    /// both have happened when write(2) returns.
+    /// fuse_notify_inc_epoch of the kernel's `fs/fuse/inode.c` increments a number, and
+    /// fuse_reverse_inval_inode another one; both have happened when write(2) returns.
     fn drops_at_once(&self) -> bool {
         self.recalls.is_some() && self.check_minor(44).is_ok()
     }
@@ -154,8 +156,8 @@ impl Notify for KernelNotify {
         self.send(&Notification::Prune { nodeids: &nodeids }, &[])
     }
 
-    /// fuse_reverse_inval_inode of the kernel's `fs/fuse/inode.c` writes dirty pages back and waits for
-    /// that before write(2) returns.
+    /// fuse_reverse_inval_inode of the kernel's `fs/fuse/inode.c` writes dirty pages back and waits
+    /// for that before write(2) returns.
     fn recall(&self, ino: Ino, limit: Duration, done: RecallCallback) {
         let (Some(recalls), Some(port)) = (&self.recalls, self.port.upgrade()) else {
             let gone = self.recalls.is_some();

@@ -1,5 +1,5 @@
-//! The state that a process has from the process that started it, for daemons: system calls that neither the standard
-//! library nor rustix has.
+//! The state that a process has from the process that started it, for daemons: system calls that
+//! neither the standard library nor rustix has.
 
 use std::fs;
 use std::os::fd::RawFd;
@@ -11,8 +11,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// Unblocks all signals in the calling thread, and thus in threads that it starts.
 pub fn unblock_signals() {
-    // SAFETY: all bytes of `sigset_t` may be zero; sigemptyset writes the whole set, and the mask that is
-    // changed is this thread's own.
+    // SAFETY: all bytes of `sigset_t` may be zero; sigemptyset writes the whole set, and the mask
+    // that is changed is this thread's own.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
@@ -20,14 +20,16 @@ pub fn unblock_signals() {
     }
 }
 
-/// Marks all descriptors from 3 on close-on-exec but `kept`: programs that this process starts do not inherit them. Nothing is
-/// closed in this process. Descriptors that other threads open meanwhile may be left out.
+/// Marks all descriptors from 3 on close-on-exec but `kept`: programs that this process starts do
+/// not inherit them. Nothing is closed in this process. Descriptors that other threads open
+/// meanwhile may be left out.
 pub fn close_on_exec(kept: &[RawFd]) {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return };
     let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let descriptors: Vec<RawFd> = names.filter(|fd| *fd > 2 && !kept.contains(fd)).collect();
     for fd in descriptors {
-        // SAFETY: fcntl takes three numbers. The flag closes nothing here, and a number that is closed meanwhile gives EBADF.
+        // SAFETY: fcntl takes three numbers. The flag closes nothing here, and a number that is
+        // closed meanwhile gives EBADF.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }
@@ -50,7 +52,8 @@ extern "C" fn note_closed() {
     }
 }
 
-/// Leaves the descriptors 0 to 2 closed in programs that it starts, if they were closed when this process began.
+/// Leaves the descriptors 0 to 2 closed in programs that it starts, if they were closed when this
+/// process began.
 pub fn keep_closed() {
     let closed = CLOSED.load(Ordering::Relaxed);
     for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
@@ -59,8 +62,8 @@ pub fn keep_closed() {
     }
 }
 
-/// Sets these limits for the program of `command`, in place of the limits that this process has when it starts the
-/// program.
+/// Sets these limits for the program of `command`, in place of the limits that this process has
+/// when it starts the program.
 pub fn limit(command: &mut Command, limits: Vec<(Resource, Rlimit)>) {
     let set = move || {
         for (resource, limit) in &limits {
@@ -68,7 +71,8 @@ pub fn limit(command: &mut Command, limits: Vec<(Resource, Rlimit)>) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec this makes system calls of one kind, prlimit(2), and neither allocates nor locks.
+    // SAFETY: between fork and exec this makes system calls of one kind, prlimit(2), and neither
+    // allocates nor locks.
     unsafe { command.pre_exec(set) };
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use defuse_fs::{Errno, RecallCallback, Result};
 
-/// Most recalls that the kernel has not finished; each has a thread, and may wait for requests that the
-/// file system answers later.
+/// Most recalls that the kernel has not finished; each has a thread, and may wait for requests that
+/// the file system answers later.
 const RECALLS_MAX: usize = 64;
 
 /// The recalls of a session.
@@ -29,8 +29,9 @@ impl Drop for RunningRecall {
 }
 
 impl RecallCount {
-    /// Runs `invalidate`, which blocks until the kernel is done, on a thread of its own, and answers by
-    /// `done`: with its result, or `ETIMEDOUT` after `limit`. `EAGAIN` where too many recalls run.
+    /// Runs `invalidate`, which blocks until the kernel is done, on a thread of its own, and
+    /// answers by `done`: with its result, or `ETIMEDOUT` after `limit`. `EAGAIN` where too many
+    /// recalls run.
     pub(crate) fn start(
         &self,
         limit: Duration,

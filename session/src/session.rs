@@ -39,7 +39,8 @@ use defuse_wire::abi::{self, InitIn, Opcode};
 use defuse_wire::request::{DecodeOptions, DecodedRequest, RequestBody};
 use defuse_wire::vendor::SOCKET_IO_MAX;
 
-/// Time between two interrupts of threads that shall end: the first may come before their system call.
+/// Time between two interrupts of threads that shall end: the first may come before their system
+/// call.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(1);
 
 /// The fewest threads beyond the maximum while all are stuck.
@@ -73,7 +74,8 @@ pub enum StartError {
     Thread(Errno),
 }
 
-/// A mount or a client that is being served. Dropping it does not end it: unmount, then [`wait`](Session::wait).
+/// A mount or a client that is being served. Dropping it does not end it: unmount, then
+/// [`wait`](Session::wait).
 pub struct Session {
     shared: Arc<SessionShared>,
 }
@@ -95,8 +97,9 @@ impl Session {
         Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, options)
     }
 
-    /// Answers INIT like [`start`](Session::start), and serves the file system that `choose` returns for the kernel's INIT: for
-    /// file systems whose properties depend on the kernel's. `choose` is called at most once.
+    /// Answers INIT like [`start`](Session::start), and serves the file system that `choose`
+    /// returns for the kernel's INIT: for file systems whose properties depend on the kernel's.
+    /// `choose` is called at most once.
     ///
     /// # Errors
     ///
@@ -110,7 +113,8 @@ impl Session {
         Session::begin_chosen(&line, SessionPeer::Kernel(device), choose)
     }
 
-    /// [`start_chosen`](Session::start_chosen) on `line`, at whose other end is a client in the kernel's place.
+    /// [`start_chosen`](Session::start_chosen) on `line`, at whose other end is a client in the
+    /// kernel's place.
     ///
     /// # Errors
     ///
@@ -150,7 +154,8 @@ impl Session {
         Session::begin(line, peer, fs, agreed, &options)
     }
 
-    /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve `fs`.
+    /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to
+    /// serve `fs`.
     ///
     /// # Errors
     ///
@@ -235,14 +240,15 @@ impl Session {
         WorkerControl { view: Arc::clone(&self.shared.view) }
     }
 
-    /// The worker for the calling thread. `None` without [`caller_serves`](SessionOptions::caller_serves), over io_uring, and after the
-    /// first call.
+    /// The worker for the calling thread. `None` without
+    /// [`caller_serves`](SessionOptions::caller_serves), over io_uring, and after the first call.
     pub fn caller_worker(&self) -> Option<CallerWorker> {
         let end = lock(&self.shared.caller_end).take()?;
         Some(CallerWorker { shared: Arc::clone(&self.shared), end })
     }
 
-    /// Waits for the end of the connection, and makes nothing durable; [`wait`](Session::wait) does.
+    /// Waits for the end of the connection, and makes nothing durable; [`wait`](Session::wait)
+    /// does.
     pub fn wait_for_end(&self) {
         self.shared.wait_for_end();
     }
@@ -254,8 +260,8 @@ impl Session {
 
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
-    /// after two seconds. Otherwise nothing of the session keeps the file system any more, neither [`SessionStatistics`] nor
-    /// [`WorkerControl`], so that it ends with its last owner.
+    /// after two seconds. Otherwise nothing of the session keeps the file system any more, neither
+    /// [`SessionStatistics`] nor [`WorkerControl`], so that it ends with its last owner.
     pub fn wait(self) -> SessionEnd {
         self.shared.wait_for_end();
         self.shared.dispatcher.interrupt_all_deferred();
@@ -278,8 +284,8 @@ pub struct CallerWorker {
 }
 
 impl CallerWorker {
-    /// Receives and handles requests, and returns when the session ends: the client ends it, or [`Session::wait`] on another thread
-    /// after [`SessionStopper::stop`].
+    /// Receives and handles requests, and returns when the session ends: the client ends it, or
+    /// [`Session::wait`] on another thread after [`SessionStopper::stop`].
     pub fn run(self) {
         serve::run(&self.shared, self.shared.worker_channel());
         drop(self.end);
@@ -294,13 +300,13 @@ impl CallerWorker {
 pub struct SessionEnd {
     /// All handlers have returned.
     pub clean: bool,
-    /// The result of [`FileSystem::detach`]: an error means that acknowledged data could not be made durable. `EIO`
-    /// after a panic.
+    /// The result of [`FileSystem::detach`]: an error means that acknowledged data could not be
+    /// made durable. `EIO` after a panic.
     pub durable: Result<()>,
 }
 
-/// The session as handles on other threads see it. They do not keep the file system alive, because dropping it may do
-/// more than end its last session.
+/// The session as handles on other threads see it. They do not keep the file system alive, because
+/// dropping it may do more than end its last session.
 struct SessionView(Mutex<ViewState>);
 
 enum ViewState {
@@ -311,7 +317,8 @@ enum ViewState {
 }
 
 impl SessionView {
-    /// Calls `look` while the session cannot end. After the end, fails with the statistics of that time.
+    /// Calls `look` while the session cannot end. After the end, fails with the statistics of that
+    /// time.
     fn look<T>(
         &self,
         look: impl FnOnce(&SessionShared) -> T,
@@ -338,8 +345,8 @@ pub struct SessionStatistics {
 }
 
 impl SessionStatistics {
-    /// Returns the statistics so far, with the numbers of workers as gauges and the figures of the file system. After
-    /// the end of the session, returns the final statistics.
+    /// Returns the statistics so far, with the numbers of workers as gauges and the figures of the
+    /// file system. After the end of the session, returns the final statistics.
     pub fn snapshot(&self) -> StatsSnapshot {
         self.view.look(SessionShared::snapshot).unwrap_or_else(|ended| ended)
     }
@@ -352,8 +359,9 @@ pub struct SessionStopper {
 }
 
 impl SessionStopper {
-    /// Lets [`Session::wait`] return as if the kernel had ended the session. Its threads receive no further request; the mount
-    /// stays, and its requests fail once the last descriptor of the device is closed.
+    /// Lets [`Session::wait`] return as if the kernel had ended the session. Its threads receive no
+    /// further request; the mount stays, and its requests fail once the last descriptor of the
+    /// device is closed.
     pub fn stop(&self) {
         let _ = self.view.look(SessionShared::finish);
     }
@@ -403,7 +411,8 @@ pub(crate) struct SessionShared {
     pub(crate) stuck: StuckWorkers,
     pub(crate) bulkhead: Bulkhead,
     pub(crate) fair: FairQueue,
-    /// Threads beyond the maximum that there may be while all are stuck; 0 where all requests are of one user.
+    /// Threads beyond the maximum that there may be while all are stuck; 0 where all requests are
+    /// of one user.
     further: usize,
     /// The workers' source of requests.
     line: Arc<dyn RequestSource>,
@@ -457,9 +466,9 @@ impl SessionShared {
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
             SessionRings::new((device, queues), payload, max, &caps, defers)
         });
-        // The number of a policy is kept. One worker is also kept, because it means that requests are handled one at
-        // a time. Any other requested number may be exceeded if several users share the mount, so that it keeps
-        // serving.
+        // The number of a policy is kept. One worker is also kept, because it means that requests
+        // are handled one at a time. Any other requested number may be exceeded if several users
+        // share the mount, so that it keeps serving.
         let is_kept = match options.workers {
             _ if options.policy.hands_over() || rings.is_some() => true,
             Some(workers) => workers == 1 || !options.default_permissions,
@@ -526,7 +535,8 @@ impl SessionShared {
         self.spawn("defuse-watchdog", move || watchdog::run(&watched))
     }
 
-    /// Counts the worker that runs on the caller's thread, whose end [`join`](Self::join) waits for.
+    /// Counts the worker that runs on the caller's thread, whose end [`join`](Self::join) waits
+    /// for.
     fn await_caller(&self) {
         self.pool.grow();
         let has_ended = Arc::<AtomicBool>::default();
@@ -579,8 +589,8 @@ impl SessionShared {
         self.policy.hands_over()
     }
 
-    /// Starts a thread that receives in place of a thread that has a request `opcode` in hand, if the policy requires
-    /// it.
+    /// Starts a thread that receives in place of a thread that has a request `opcode` in hand, if
+    /// the policy requires it.
     pub(crate) fn start_receiver(self: &Arc<Self>, opcode: Opcode) {
         let grown = self.pool.grow_if(|standing| policy::starts_another(opcode, standing));
         if grown == PoolGrowth::Spawn {
@@ -602,8 +612,8 @@ impl SessionShared {
         Ok(())
     }
 
-    /// A request was received in place of workers, which all have something in hand. There may be more
-    /// workers by now, for it or for the next one.
+    /// A request was received in place of workers, which all have something in hand. There may be
+    /// more workers by now, for it or for the next one.
     pub(crate) fn add_for_set_aside(self: &Arc<Self>) {
         if !self.hands_over() {
             self.add_worker();
@@ -640,8 +650,9 @@ impl SessionShared {
         self.port.is_readable()
     }
 
-    /// Handles an INTERRUPT of the request `unique`. No worker has the request if it has just ended, or if its worker
-    /// has not yet begun; the worker then finds the interrupt when it begins.
+    /// Handles an INTERRUPT of the request `unique`. No worker has the request if it has just
+    /// ended, or if its worker has not yet begun; the worker then finds the interrupt when it
+    /// begins.
     pub(crate) fn interrupt(&self, unique: u64) {
         if self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique) {
             return;
@@ -653,8 +664,8 @@ impl SessionShared {
             if self.signals {
                 signal::wake(thread);
             }
-            // The signal may arrive before the system call that it is to end: the watchdog repeats it, and looks after callers
-            // that are being killed.
+            // The signal may arrive before the system call that it is to end: the watchdog repeats
+            // it, and looks after callers that are being killed.
             self.watchdog_waker.ring();
             return;
         }
@@ -662,7 +673,8 @@ impl SessionShared {
         self.interrupt_held_back(unique);
     }
 
-    /// Answers a request that waits at the bulkhead or for others of its user. False where it does not.
+    /// Answers a request that waits at the bulkhead or for others of its user. False where it does
+    /// not.
     pub(crate) fn interrupt_held_back(&self, unique: u64) -> bool {
         let request = self.bulkhead.take(unique).or_else(|| self.fair.take(unique));
         request.map(set_aside::QueuedRequest::refuse_interrupted).is_some()
@@ -673,7 +685,8 @@ impl SessionShared {
         self.dispatcher.share.as_ref().is_none_or(|share| share.queued_bytes.has_room())
     }
 
-    /// Allows more workers, because all are stuck while requests wait. True if this has changed the limit.
+    /// Allows more workers, because all are stuck while requests wait. True if this has changed the
+    /// limit.
     pub(crate) fn raise_limit(&self) -> bool {
         let stretches = self.further > 0 && !self.pool.has_extra();
         if stretches {
@@ -902,7 +915,8 @@ fn handshake(
     choose: &mut dyn FnMut(&InitIn) -> (Caps, SessionOptions),
 ) -> std::result::Result<HandshakeOutcome, StartError> {
     let port = line.port(false);
-    // Until INIT is answered, the kernel requires room for the largest default request. A client sends INIT alone.
+    // Until INIT is answered, the kernel requires room for the largest default request. A client
+    // sends INIT alone.
     let max_write = if device.is_some() { MAX_IO } else { 0 };
     let limits = ChannelLimits { max_write, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = PortChannel::new(Arc::clone(&port), limits);
@@ -957,7 +971,8 @@ fn handshake(
     }
 }
 
-/// True unless the options have a bound on the kernel's inodes, and the kernel cannot be requested to forget some.
+/// True unless the options have a bound on the kernel's inodes, and the kernel cannot be requested
+/// to forget some.
 fn can_bound_inodes(minor: u32, options: &SessionOptions) -> bool {
     options.max_inodes.is_none() || minor >= PRUNE_MINOR
 }

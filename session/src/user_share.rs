@@ -1,7 +1,7 @@
 //! Limits of one user over all its sessions with a server.
 //!
-//! Each session has limits of its own. Without common limits, a user with many connections would have each limit many
-//! times.
+//! Each session has limits of its own. Without common limits, a user with many connections would
+//! have each limit many times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,15 +9,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Upper limits for all sessions of one user together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareLimits {
-    /// Threads beyond the first worker of each session. A session without further ones serves with its present
-    /// threads.
+    /// Threads beyond the first worker of each session. A session without further ones serves with
+    /// its present threads.
     pub workers: usize,
     /// Connections whose answers wait because the client does not read. A further one ends.
     pub senders: usize,
-    /// Bytes of replies that wait because clients do not read. The connection of a further reply ends.
+    /// Bytes of replies that wait because clients do not read. The connection of a further reply
+    /// ends.
     pub unsent_bytes: usize,
-    /// Bytes of requests that hold no thread: operations that were submitted, and requests set aside. Further ones hold
-    /// the workers of their sessions.
+    /// Bytes of requests that hold no thread: operations that were submitted, and requests set
+    /// aside. Further ones hold the workers of their sessions.
     pub queued_bytes: usize,
     /// Descriptors that were sent and perhaps not received. The connection of a further one ends.
     pub descriptors: usize,

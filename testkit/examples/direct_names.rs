@@ -1,8 +1,8 @@
 //! Measures calls of the in-process client on many names: `cargo run --release -p defuse-testkit
 //! --example direct_names [-- COUNT]`. It creates files in one directory of memory, stats them in
 //! order, at random and a thousand of them repeatedly, opens and removes them, and prints the CPU
-//! time of each call. A second column shows the same calls for a file system that leaves each walk to
-//! the client, and a third one the calls of the file system alone.
+//! time of each call. A second column shows the same calls for a file system that leaves each walk
+//! to the client, and a third one the calls of the file system alone.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! Measures calls through shared memory and through a socket alternately: `cargo run --release -p
-//! defuse-testkit --example lanes_cost`. Memory serves both, on threads of this process. A name is looked up
-//! that does not exist, and 4 KiB are read and written; through shared memory, reads are reads of a cached page.
+//! Measures calls through shared memory and through a socket alternately:
+//! `cargo run --release -p defuse-testkit --example lanes_cost`. Memory serves both, on threads of
+//! this process. A name is looked up that does not exist, and 4 KiB are read and written; through
+//! shared memory, reads are reads of a cached page.
 
 use std::path::Path;
 use std::sync::Arc;

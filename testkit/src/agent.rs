@@ -1,5 +1,5 @@
-//! Operations on files as words, and their answers as words, so that a process on another mount or in a run can
-//! carry them out: `stat /x/file` is answered by `12 f 644 5 1`.
+//! Operations on files as words, and their answers as words, so that a process on another mount or
+//! in a run can carry them out: `stat /x/file` is answered by `12 f 644 5 1`.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -70,7 +70,8 @@ impl FileAgent {
             }
             ["lock", id, path] => {
                 let file = OpenOptions::new().read(true).write(true).open(path)?;
-                // By the C library, because a run does not replace system calls of programs that are executed later.
+                // By the C library, because a run does not replace system calls of programs that
+                // are executed later.
                 sys::lock(&file, LockCommand::Set, FcntlLockType::Write, 0, 0)?;
                 let inode = inode(&file)?;
                 self.lock_files().insert((*id).to_owned(), Arc::new(file));
@@ -84,7 +85,8 @@ impl FileAgent {
         }
     }
 
-    /// Answers lines of words, `ok` with the answer or `error` with the number, until there are no more.
+    /// Answers lines of words, `ok` with the answer or `error` with the number, until there are no
+    /// more.
     ///
     /// # Errors
     ///

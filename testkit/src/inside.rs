@@ -75,8 +75,8 @@ pub enum ProgramPlace<'a> {
 /// The path of the mount.
 const TARGET: &str = "/defuse-inside";
 
-/// Runs a program to its end in an empty directory, which is its working directory and the directory of its temporary
-/// files. It is killed after `seconds`.
+/// Runs a program to its end in an empty directory, which is its working directory and the
+/// directory of its temporary files. It is killed after `seconds`.
 ///
 /// # Errors
 ///

@@ -6,7 +6,8 @@
 //!   backend behind every frontend, and native file systems prove the suite itself.
 //! - [`mounted`]: mounts of the real program that are always removed again.
 //! - [`suites`]: third-party suites and real programs, run on such mounts and on native ext4.
-//! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own, on one host or three.
+//! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of
+//!   their own, on one host or three.
 //! - [`listing`]: the names in a directory of any file system.
 //! - [`agent`]: operations on files as lines of text, for programs on other mounts and in runs.
 //! - [`container`]: programs in a container with the limits of Docker.
@@ -34,7 +35,8 @@ pub use defuse_measure::{cluster, gluster};
 #[doc = include_str!("../../docs/direct.md")]
 pub struct DirectDocument;
 
-/// A count of requests, once it stays the same for 20 ms: a server counts a request after its answer.
+/// A count of requests, once it stays the same for 20 ms: a server counts a request after its
+/// answer.
 pub fn await_settled(count: impl Fn() -> u64) -> u64 {
     let mut last = count();
     loop {

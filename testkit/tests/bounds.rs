@@ -1,6 +1,8 @@
-//! One user takes from a server all that it may, by many connections. Other users are served as before.
+//! One user takes from a server all that it may, by many connections. Other users are served as
+//! before.
 //!
-//! The server runs as root in this process, whose threads are counted. The clients are threads with the credentials of other users.
+//! The server runs as root in this process, whose threads are counted. The clients are threads with
+//! the credentials of other users.
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod raw;
@@ -36,7 +38,8 @@ static ONE: Mutex<()> = Mutex::new(());
 /// The number of the next server.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Files in memory. STATFS waits until the gate is open. Operations that may be submitted are, and are finished at once.
+/// Files in memory. STATFS waits until the gate is open. Operations that may be submitted are, and
+/// are finished at once.
 struct GatedMemory {
     inner: MemoryFileSystem,
     submits: bool,
@@ -162,7 +165,8 @@ fn send(socket: &OwnedFd, opcode: u32, number: u64, body: &[u8]) -> bool {
     rustix::net::send(socket, &message, flags).is_ok()
 }
 
-/// Each connection got as many threads as one that is alone: 4,096 connections of a user would have had 70,000.
+/// Each connection got as many threads as one that is alone: 4,096 connections of a user would have
+/// had 70,000.
 #[test]
 fn the_threads_of_one_user_are_few_however_many_connections_wait() {
     const CONNECTIONS: usize = 60;
@@ -198,7 +202,8 @@ fn the_threads_of_one_user_are_few_however_many_connections_wait() {
     });
 }
 
-/// Answers of each connection waited for its client, up to 16 MiB, however many connections a user had.
+/// Answers of each connection waited for its client, up to 16 MiB, however many connections a user
+/// had.
 #[test]
 fn a_user_that_reads_no_answers_takes_little_memory_by_all_its_connections() {
     const CONNECTIONS: usize = 12;
@@ -210,7 +215,8 @@ fn a_user_that_reads_no_answers_takes_little_memory_by_all_its_connections() {
     with_server(&fs, ServerOptions { shares, ..ServerOptions::default() }, |_, path| {
         let sockets: Vec<OwnedFd> =
             as_user(USER, || (0..CONNECTIONS).map(|_| raw::connect_and_init(path, USER)).collect());
-        // All of them would have room for this: 20,000 answers of 80 bytes each are less than 16 MiB.
+        // All of them would have room for this: 20,000 answers of 80 bytes each are less than 16
+        // MiB.
         for number in 0..20_000 {
             for socket in &sockets {
                 let _ = send(socket, SYNCFS, 4 + 2 * number, &[0; 8]);
@@ -251,8 +257,8 @@ fn a_connection_beyond_a_limit_is_told_of_it_and_root_has_only_that_of_all() {
     });
 }
 
-/// A copy of a connection for a child takes as long as the connection has inodes, and was made by the thread that accepts, under the
-/// lock that all connections need.
+/// A copy of a connection for a child takes as long as the connection has inodes, and was made by
+/// the thread that accepts, under the lock that all connections need.
 #[test]
 fn copies_of_a_large_connection_hold_up_no_new_ones() {
     const FILES: u64 = 20_000;

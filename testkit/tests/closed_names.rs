@@ -1,6 +1,6 @@
-//! Names that clients with the rights of a user have received lead no other client of that user behind a directory that
-//! was closed since. A client reaches what it could reach by a walk now, what it was given by its own lookups, and what
-//! it has open.
+//! Names that clients with the rights of a user have received lead no other client of that user
+//! behind a directory that was closed since. A client reaches what it could reach by a walk now,
+//! what it was given by its own lookups, and what it has open.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -32,7 +32,8 @@ fn make_context(uid: u32) -> Context<'static> {
     Context::new(Caller { uid, gid: uid, pid: 1 })
 }
 
-/// The tree `above/dir/file`, which a client of the user knows from the server, and the directory `closed`.
+/// The tree `above/dir/file`, which a client of the user knows from the server, and the directory
+/// `closed`.
 struct ClosedTree {
     fs: Arc<VersionedFileSystem>,
     service: Arc<ServiceState>,
@@ -142,8 +143,8 @@ fn open_to_user(closes: &str) -> ClosedTree {
     tree
 }
 
-/// A new process of a user opened a file by its number in a directory that root had closed, because another process of
-/// that user had received the number before.
+/// A new process of a user opened a file by its number in a directory that root had closed, because
+/// another process of that user had received the number before.
 #[test]
 fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
@@ -168,8 +169,8 @@ fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
     }
 }
 
-/// The next program of a process takes over what the one before could name. It could name files that others had
-/// received.
+/// The next program of a process takes over what the one before could name. It could name files
+/// that others had received.
 #[test]
 fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
@@ -191,7 +192,8 @@ fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
     }
 }
 
-/// Files that are opened ahead, whole files and pages belong to an open file of the client, which it cannot get.
+/// Files that are opened ahead, whole files and pages belong to an open file of the client, which
+/// it cannot get.
 #[test]
 fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() {
     for (text, close) in CLOSES {

@@ -1,4 +1,5 @@
-//! Several requests in one message: a path that is not known is opened by one, and a file is created with its contents by one.
+//! Several requests in one message: a path that is not known is opened by one, and a file is
+//! created with its contents by one.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -107,7 +108,8 @@ fn count_handled(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
     }
 }
 
-/// Waits until the server has handled `expected` since it had handled `before`: it counts a request after the answer. Nothing else may come.
+/// Waits until the server has handled `expected` since it had handled `before`: it counts a request
+/// after the answer. Nothing else may come.
 fn await_handled(
     served: &CompoundServer,
     before: &BTreeMap<&'static str, u64>,
@@ -150,14 +152,16 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
     assert_eq!(&bytes[..8], b"contents");
     // One message with two requests.
     await_handled(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
-    // A missing file is not opened. The server learns of the read before, which has changed an access time.
+    // A missing file is not opened. The server learns of the read before, which has changed an
+    // access time.
     let before = count_handled(&served);
     let open = program.client.open(&root, WalkStart::Cwd, b"a:/d/none", OpenHow::default());
     assert_eq!(errno(open), Errno::ENOENT);
     await_handled(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
 }
 
-/// A lane carries whole chains: otherwise each of their requests would be one, or they would go over the socket.
+/// A lane carries whole chains: otherwise each of their requests would be one, or they would go
+/// over the socket.
 #[test]
 fn a_chain_is_one_request_of_a_lane() {
     let lanes = Some(Arc::new(LaneOffers::default()) as _);
@@ -392,7 +396,8 @@ fn request(opcode: u32, ino: u64, body: &[u8]) -> Vec<u8> {
     raw::request(opcode, 9, ino, 0, body)
 }
 
-/// The body of COMPOUND with these links: the results that they use, the links of these results, and their requests.
+/// The body of COMPOUND with these links: the results that they use, the links of these results,
+/// and their requests.
 fn chain(links: &[((u32, u32), &[u8])]) -> Vec<u8> {
     let mut all = Vec::new();
     for ((uses, of), request) in links {
@@ -454,7 +459,8 @@ fn hostile_chains_are_refused_and_do_nothing() {
     assert_eq!(ask(&stranger, 0, COMPOUND, &chain(&[plain])).0, Errno::ENOSYS.raw());
     let socket = connect_agreed(&served);
     assert_eq!(errors(&socket, &[plain]), [Errno::ENOENT.raw()]);
-    // Not as a part of another one: chains, and what has no answer, or one at another time or with a descriptor.
+    // Not as a part of another one: chains, and what has no answer, or one at another time or with
+    // a descriptor.
     for (opcode, body) in [
         (COMPOUND, chain(&[plain])),
         (INIT, vec![0; 64]),
@@ -468,7 +474,8 @@ fn hostile_chains_are_refused_and_do_nothing() {
         let found = errors(&socket, &[((0, 0), &link), plain]);
         assert_eq!(found, [Errno::EOPNOTSUPP.raw()], "{opcode}");
     }
-    // A link that uses a result that an earlier link has not returned, or that has no place for the result.
+    // A link that uses a result that an earlier link has not returned, or that has no place for the
+    // result.
     let root = request(LOOKUP, 1, b"file\0");
     let (open, write) = (request(OPEN, 0, &[0; 8]), request(WRITE, 0, &[0; 40]));
     let program = CompoundProgram::new(&served);

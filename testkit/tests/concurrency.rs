@@ -1,4 +1,5 @@
-//! The promises of frontends about calls at the same time, as the trait's documentation states them.
+//! The promises of frontends about calls at the same time, as the trait's documentation states
+//! them.
 
 mod ways;
 

@@ -13,7 +13,8 @@ fn no_case_fails_that_passes_on_native_ext4() {
         println!("skipped: {reason}");
         return;
     }
-    // Configurations without a mount are a step of `cargo xtask test`, whose runner is an optimised build.
+    // Configurations without a mount are a step of `cargo xtask test`, whose runner is an optimised
+    // build.
     let plain: Vec<&StageConfig> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
     for suite in [ConformanceSuite::Pjdfstest, ConformanceSuite::Fsx, ConformanceSuite::Programs] {
         if let Err(error) = suite.install() {

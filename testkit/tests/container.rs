@@ -20,8 +20,8 @@ fn containers() -> Vec<(&'static str, ContainerSpec)> {
     ]
 }
 
-/// Runs `line` by sh(1), with `defuse` as the program, in an empty directory with an image `img` and a directory `src`. `None`
-/// without root, or where there are no control groups.
+/// Runs `line` by sh(1), with `defuse` as the program, in an empty directory with an image `img`
+/// and a directory `src`. `None` without root, or where there are no control groups.
 fn run(container: &ContainerSpec, line: &str) -> Option<Output> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root makes containers");
@@ -51,7 +51,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a line in each container. It must succeed and print `expected`, which is the last line of its output.
+/// Runs a line in each container. It must succeed and print `expected`, which is the last line of
+/// its output.
 fn run_everywhere(line: &str, expected: &str) {
     for (name, container) in containers() {
         let Some(output) = run(&container, line) else { continue };
@@ -61,7 +62,8 @@ fn run_everywhere(line: &str, expected: &str) {
     }
 }
 
-/// Runs a line in a container. It must fail with one error of the program, which has `expected` in it.
+/// Runs a line in a container. It must fail with one error of the program, which has `expected` in
+/// it.
 fn expect_error(container: &ContainerSpec, line: &str, expected: &str) {
     let Some(output) = run(container, line) else { return };
     let err = text(&output.stderr);
@@ -163,7 +165,8 @@ fn commands_that_need_more_say_what_a_container_lacks() {
     expect_error(&usual, "defuse study --rows 1", "");
 }
 
-/// The error was "Resource temporarily unavailable", and a run reported that the server may have refused the user.
+/// The error was "Resource temporarily unavailable", and a run reported that the server may have
+/// refused the user.
 #[test]
 fn a_limit_of_processes_is_named() {
     for line in ["defuse serve uhs:img sock", "defuse run --mount /x=uhs:img -- touch /x/f"] {
@@ -184,7 +187,8 @@ fn a_limit_of_processes_is_named() {
     }
 }
 
-/// Programs of people who have no FUSE, each with a line. The test of the image for containers has the same ones.
+/// Programs of people who have no FUSE, each with a line. The test of the image for containers has
+/// the same ones.
 fn programs() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = include_str!("../src/container/programs.txt").lines();
     lines.filter_map(|line| line.split_once('\t'))

@@ -536,7 +536,8 @@ fn a_process_that_is_short_of_memory_releases_names_and_what_file_systems_keep()
     open(&client, &task, "a:/f", 0).unwrap();
 }
 
-/// A file system of which nothing is cached, with birth times that only getattr returns, or without any.
+/// A file system of which nothing is cached, with birth times that only getattr returns, or without
+/// any.
 struct UncachedMemory {
     inner: MemoryFileSystem,
     birth_times: bool,
@@ -563,7 +564,8 @@ impl FileSystem for UncachedMemory {
     }
 }
 
-/// The client requested the attributes of each name again, which it had got with the name a moment before.
+/// The client requested the attributes of each name again, which it had got with the name a moment
+/// before.
 #[test]
 fn a_look_at_a_name_is_one_request_unless_it_tells_no_birth_time() {
     for (birth_times, expected) in [(false, 0), (true, 1)] {

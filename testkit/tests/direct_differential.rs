@@ -182,8 +182,8 @@ fn check(served: TestedBackend, who: &TaskCredentials) {
     if !is_root() {
         return;
     }
-    // Every run that decides about a change uses equal sequences. If PROPTEST_CASES sets a number of cases, they
-    // differ.
+    // Every run that decides about a change uses equal sequences. If PROPTEST_CASES sets a number
+    // of cases, they differ.
     let requested = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
     let cases = requested.unwrap_or(200);
     let config = Config { failure_persistence: None, cases, ..Config::default() };

@@ -1,4 +1,5 @@
-//! Paths that a file system resolves in one call: the permissions and the files are the same as in a walk.
+//! Paths that a file system resolves in one call: the permissions and the files are the same as in
+//! a walk.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

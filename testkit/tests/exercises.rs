@@ -1,6 +1,7 @@
-//! Random operations on every mount and on native ext4. Operations on one file are compared with a copy in memory.
-//! Operations of several processes on a tree are compared with a second listing, the directory below, and a new mount.
-//! `cargo xtask test run` exercises programs without a mount, because its runner is an optimised build.
+//! Random operations on every mount and on native ext4. Operations on one file are compared with a
+//! copy in memory. Operations of several processes on a tree are compared with a second listing,
+//! the directory below, and a new mount. `cargo xtask test run` exercises programs without a mount,
+//! because its runner is an optimised build.
 
 use std::sync::Mutex;
 

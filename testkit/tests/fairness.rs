@@ -1,5 +1,5 @@
-//! Calls of one user that wait for something leave threads for other users: on a kernel mount, and for a client that acts for all
-//! users.
+//! Calls of one user that wait for something leave threads for other users: on a kernel mount, and
+//! for a client that acts for all users.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,8 @@ const OTHER: u32 = 4322;
 const CALLS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Files in memory. An open of the file "waits" waits until the gate is open, like an open of a file with a lease.
+/// Files in memory. An open of the file "waits" waits until the gate is open, like an open of a
+/// file with a lease.
 struct LeasedMemory {
     inner: MemoryFileSystem,
     waits: Ino,
@@ -115,7 +116,8 @@ fn is_root() -> bool {
     root
 }
 
-/// Threads of a server or a mount that have a request in hand: all that there may be at first were held by one user.
+/// Threads of a server or a mount that have a request in hand: all that there may be at first were
+/// held by one user.
 #[test]
 fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
     if !is_root() {
@@ -168,8 +170,8 @@ fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
     }
 }
 
-/// A user with files on the source of a mount held leases on them, and opened them on the mount until all threads waited. With `workers=N`, a mount
-/// then stood still for all.
+/// A user with files on the source of a mount held leases on them, and opened them on the mount
+/// until all threads waited. With `workers=N`, a mount then stood still for all.
 #[test]
 fn waiting_opens_of_one_user_leave_threads_of_a_mount_for_others() {
     if !is_root() {

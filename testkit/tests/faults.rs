@@ -310,8 +310,8 @@ fn running_out_of_descriptors_is_survived(place: &Path) {
             assert_eq!(text, "content");
         }
         drop(open);
-        // Without file handles a known inode holds its descriptor until the kernel forgets it, which it does not before the
-        // file is released.
+        // Without file handles a known inode holds its descriptor until the kernel forgets it,
+        // which it does not before the file is released.
         let works = || fs::write(mount.path().join("new"), b"x").is_ok();
         assert!((0..100).any(|_| {
             fs::write("/proc/sys/vm/drop_caches", "2").unwrap();

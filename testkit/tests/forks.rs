@@ -1,5 +1,5 @@
-//! Rights of a child of fork(2) on the file systems that its parent has in its process: as in C and Python
-//! (`capi/tests/library.rs`), for programs in Rust.
+//! Rights of a child of fork(2) on the file systems that its parent has in its process: as in C and
+//! Python (`capi/tests/library.rs`), for programs in Rust.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Several frontends of one file system: every method of the contract notifies the others of its changes, and not the
-//! frontend that calls.
+//! Several frontends of one file system: every method of the contract notifies the others of its
+//! changes, and not the frontend that calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -87,8 +87,8 @@ fn node(kind: FileKind) -> NewNode<'static> {
     NewNode::new(kind, 0o755, Caller::default())
 }
 
-/// A small tree, and three frontends: the first one, a frontend that changes the tree, and a frontend that has cached
-/// the tree.
+/// A small tree, and three frontends: the first one, a frontend that changes the tree, and a
+/// frontend that has cached the tree.
 struct FrontendTree {
     fs: Arc<dyn FileSystem>,
     first: (Origin, Arc<NotificationRecorder>),
@@ -149,7 +149,8 @@ impl FrontendTree {
         [Ino::ROOT, self.file, self.target, self.link, self.dir, self.inner, self.empty]
     }
 
-    /// Everything that the frontend `origin` may cache: the inode of each name, and the attributes of each inode.
+    /// Everything that the frontend `origin` may cache: the inode of each name, and the attributes
+    /// of each inode.
     fn look(&self, origin: Origin) -> (Vec<Option<Ino>>, Vec<Option<Attr>>) {
         let (fs, cx) = (&self.fs, cx(origin));
         let names = PLACES.map(|(inner, text)| {
@@ -210,7 +211,8 @@ fn set(set: impl Fn(&FrontendTree) -> (Ino, SetAttr) + 'static) -> FrontendChang
     })
 }
 
-/// Operations of a method, and whether they must change something. Exhaustive, so that a new method is looked at.
+/// Operations of a method, and whether they must change something. Exhaustive, so that a new method
+/// is looked at.
 fn operations(method: Method) -> (bool, Vec<FrontendChange>) {
     let regular = || node(FileKind::Regular);
     let changes = match method {
@@ -375,7 +377,8 @@ fn every_method_tells_the_other_frontends_what_it_changes_and_not_its_own() {
                         assert!(before == after || is_notified, "{case}: {ino:?}, {inodes:?}");
                     }
                 }
-                // Names and attributes without a notification are still marked, and the rest is marked again.
+                // Names and attributes without a notification are still marked, and the rest is
+                // marked again.
                 tree.look(tree.other.0);
                 operation_of_nobody(&tree);
                 assert_eq!(tree.other.1.take().0, 1, "{case}: marked again");
@@ -469,7 +472,8 @@ fn operation_of_nobody_at(tree: &FrontendTree, text: &str) {
     }
 }
 
-/// A frontend that caches as the kernel does: an answer is valid if nothing was dropped since its request.
+/// A frontend that caches as the kernel does: an answer is valid if nothing was dropped since its
+/// request.
 struct CachingFrontend {
     origin: Origin,
     fs: Arc<dyn FileSystem>,
@@ -635,8 +639,8 @@ fn wait_until_true(mut is_true: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`, until the frontend
-/// that looks receives a notification.
+/// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`,
+/// until the frontend that looks receives a notification.
 fn is_told_while_it_looks(
     tree: &FrontendTree,
     change: impl FnOnce() + Send,

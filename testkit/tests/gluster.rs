@@ -1,5 +1,6 @@
-//! A GlusterFS volume through the kernel mount and the in-process client: the POSIX cases, programs, two clients
-//! at once, and crashes. One set of servers serves all parts, which run one after another.
+//! A GlusterFS volume through the kernel mount and the in-process client: the POSIX cases,
+//! programs, two clients at once, and crashes. One set of servers serves all parts, which run one
+//! after another.
 
 use std::collections::HashSet;
 use std::fs;
@@ -69,8 +70,9 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     time_run("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by GlusterFS's own client. The
-/// suites without a mount need a program that starts itself again, and have the step `gluster-run` of xtask.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by
+/// GlusterFS's own client. The suites without a mount need a program that starts itself again, and
+/// have the step `gluster-run` of xtask.
 #[test]
 fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
@@ -126,7 +128,8 @@ fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> ServedMount {
     ServedMount::mount_under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
-/// Cases with many names, which take half of the time and differ little between the kinds of volumes.
+/// Cases with many names, which take half of the time and differ little between the kinds of
+/// volumes.
 const MANY_NAMES: [&str; 5] = [
     "dirs::many_entries_are_each_listed_once",
     "dirs::lasting_names_are_listed_once_while_others_come_and_go",
@@ -183,8 +186,8 @@ fn git_keeps_a_repository(dir: &Path) {
     assert_eq!(shell(dir, script), "1\n2\n");
 }
 
-/// GlusterFS's client acknowledges writes early, and sends an append without waiting for them: a few of a hundred
-/// appends were at a wrong place.
+/// GlusterFS's client acknowledges writes early, and sends an append without waiting for them: a
+/// few of a hundred appends were at a wrong place.
 fn appends_follow_the_writes_before_them(dir: &Path) {
     for number in 0..300 {
         let path = dir.join(format!("append-{number}"));
@@ -211,8 +214,9 @@ fn the_last_write_survives_an_unmount(mount: ServedMount) {
     mount.end().unwrap();
 }
 
-/// The promise is a second after the last write. Other work shares the machine, so that the measure is libgfapi's own end, which
-/// runs meanwhile in this process and takes nine seconds: a daemon that waited for it would take as long.
+/// The promise is a second after the last write. Other work shares the machine, so that the measure
+/// is libgfapi's own end, which runs meanwhile in this process and takes nine seconds: a daemon
+/// that waited for it would take as long.
 fn an_unmount_takes_a_fraction_of_the_end_of_libgfapi(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -324,7 +328,8 @@ fn two_clients_see_each_other(servers: &GlusterServers) {
     mount.end().unwrap();
 }
 
-/// A write by another user left set-user-id, except on a kernel mount, where the kernel requests the new mode first.
+/// A write by another user left set-user-id, except on a kernel mount, where the kernel requests
+/// the new mode first.
 fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -376,8 +381,9 @@ fn list_brick(servers: &GlusterServers, brick: &str, dir: &str) -> HashSet<Vec<u
     listed.stdout.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect()
 }
 
-/// Requests about files of a lost brick hold only a part of the threads of a mount. The brick follows from name and directory, without
-/// a request for the file, and stays the same when the file gets another name.
+/// Requests about files of a lost brick hold only a part of the threads of a mount. The brick
+/// follows from name and directory, without a request for the file, and stays the same when the
+/// file gets another name.
 fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -438,9 +444,9 @@ fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     assert!(moved > 4, "names of another part: {moved}");
 }
 
-/// Programs of a run lose races that a kernel decides before it sends a request. Renamings of directories to files, and
-/// between names of one inode, then left names that were another thing on each brick, and failed with `EIO` and
-/// `ESTALE` from that time on.
+/// Programs of a run lose races that a kernel decides before it sends a request. Renamings of
+/// directories to files, and between names of one inode, then left names that were another thing on
+/// each brick, and failed with `EIO` and `ESTALE` from that time on.
 fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -510,7 +516,8 @@ fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &GlusterServers) 
     }
 }
 
-/// A function that writes to an open file for a caller, with or without a request to drop set-user-id.
+/// A function that writes to an open file for a caller, with or without a request to drop
+/// set-user-id.
 type WriteMethod<'a> = dyn Fn(&Context<'_>, File, bool) + 'a;
 
 /// One byte to write, and the receiver of the result.
@@ -539,8 +546,8 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     fs::create_dir(&from).unwrap();
     wait_until("names and attributes are kept", || names_and_attributes_are_kept(&here, &from));
 
-    // Each change in a directory of its own, because a directory that another client has changed is watched
-    // more closely.
+    // Each change in a directory of its own, because a directory that another client has changed is
+    // watched more closely.
     let new = |dir: &str| {
         let (from, to) = (from.join(dir), to.join(dir));
         fs::create_dir(&from).unwrap();
@@ -584,7 +591,8 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     fs::metadata(&known).unwrap();
     assert!(requests(&here, &["LOOKUP"]) > before, "the first of two names is still kept");
 
-    // No server reports this change, because the replaced file lives on, and its successor is not known here.
+    // No server reports this change, because the replaced file lives on, and its successor is not
+    // known here.
     let (known, other) = new("replaced-while-open");
     let open = fs::File::open(&known).unwrap();
     let elsewhere = to.join("elsewhere");
@@ -669,7 +677,8 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
     there.end().unwrap();
 }
 
-/// Frontends of one client, as of a run: answers are kept below them, and each sees the changes of the others at once.
+/// Frontends of one client, as of a run: answers are kept below them, and each sees the changes of
+/// the others at once.
 fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let there = mount(servers, "repl", place.path());
@@ -872,8 +881,8 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers)
     mount.end().unwrap();
 }
 
-/// libgfapi opened the standard error by its name: no volume opened under systemd, whose journal is a socket, and for a
-/// user other than the owner of the standard error.
+/// libgfapi opened the standard error by its name: no volume opened under systemd, whose journal is
+/// a socket, and for a user other than the owner of the standard error.
 fn messages_have_a_place_whatever_the_standard_error_is(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let at = format!("/run-gluster=gluster://{HOST}/dist,log-level=info");

@@ -1,5 +1,5 @@
-//! Random changes by several clients of a GlusterFS volume beside a model: what one of them does, the others see
-//! within the promised time, and their own changes at once.
+//! Random changes by several clients of a GlusterFS volume beside a model: what one of them does,
+//! the others see within the promised time, and their own changes at once.
 
 mod clients;
 
@@ -14,8 +14,8 @@ use defuse_testkit::gluster::{GlusterServers, HOST, unavailable_reason};
 use defuse_testkit::mounted::{self, ServedMount, program};
 use tempfile::TempDir;
 
-/// The promise: a change by another client is seen within a second, by a message of the servers or because answers are
-/// kept for a second (`valid`).
+/// The promise: a change by another client is seen within a second, by a message of the servers or
+/// because answers are kept for a second (`valid`).
 const PROMISE: Duration = Duration::from_secs(1);
 
 /// Episodes at a time.
@@ -59,9 +59,10 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     work("all mounts, without messages", &clients, count / 4);
 }
 
-/// A distributed volume removes a name where the client's last lookup found the file. The name has led to another file
-/// since, on another brick: the client removed the pointer to this file, which was listed from then on, but no lookup
-/// found it. GlusterFS's own client loses more than half of these files.
+/// A distributed volume removes a name where the client's last lookup found the file. The name has
+/// led to another file since, on another brick: the client removed the pointer to this file, which
+/// was listed from then on, but no lookup found it. GlusterFS's own client loses more than half of
+/// these files.
 #[test]
 fn a_removal_after_a_rename_by_another_client_leaves_nothing_that_no_lookup_finds() {
     const NAMES: usize = 24;
@@ -81,7 +82,8 @@ fn a_removal_after_a_rename_by_another_client_leaves_nothing_that_no_lookup_find
         std::thread::sleep(if number == 0 { 2 * PROMISE } else { Duration::ZERO });
         assert!(fs::metadata(here.join(&new)).unwrap().is_file());
         fs::rename(there.join(&old), there.join(&new)).unwrap();
-        // Longer than the mount trusts a lookup for a removal, and shorter than the kernel trusts the name.
+        // Longer than the mount trusts a lookup for a removal, and shorter than the kernel trusts
+        // the name.
         std::thread::sleep(Duration::from_millis(50));
         fs::remove_file(here.join(&new)).unwrap();
     }
@@ -126,8 +128,8 @@ fn work(what: &str, clients: &[ComparedClient], operations: u64) {
     assert!(refused <= 1 + changes / 500, "the servers refused {refused} of {changes} changes");
 }
 
-/// A mount polls libgfapi for messages of the servers, because its callback is expensive. It polled 25 times a second
-/// for ever.
+/// A mount polls libgfapi for messages of the servers, because its callback is expensive. It polled
+/// 25 times a second for ever.
 fn an_idle_mount_wakes_seldom(mount: &ServedMount) {
     const SECONDS: u64 = 2;
     let wakes = || -> u64 {
@@ -187,8 +189,8 @@ fn run(servers: &GlusterServers, volume: &str) -> ComparedClient {
     ComparedClient::program("run", Path::new(DIR), PROMISE, command)
 }
 
-/// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have. Like ours, it closes
-/// files when the servers have the data.
+/// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have.
+/// Like ours, it closes files when the servers have the data.
 fn native(servers: &GlusterServers, volume: &str) -> PlacedMount {
     const OPTIONS: [&str; 9] = [
         "--attribute-timeout=0",

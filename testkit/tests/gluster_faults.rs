@@ -1,4 +1,5 @@
-//! Faults of the servers of a GlusterFS volume under load: bricks, servers and lines that fail and come back.
+//! Faults of the servers of a GlusterFS volume under load: bricks, servers and lines that fail and
+//! come back.
 
 mod cluster;
 
@@ -89,7 +90,8 @@ fn check_all_went_on(written: &[WriterResult], dir: &Path) {
     );
 }
 
-/// Runs writers while `fault` happens. Then checks their data on the mount, on another one, and on both bricks.
+/// Runs writers while `fault` happens. Then checks their data on the mount, on another one, and on
+/// both bricks.
 fn writers_survive(cluster: &GlusterCluster, what: &str, fault: impl FnOnce(&Path)) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
@@ -135,8 +137,8 @@ fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {
     });
 }
 
-/// A brick that was away does not know the files that were open. Calls on them failed with `EBADFD`, also the next part
-/// of a listing. While the brick is away, they fail with `ENOTCONN`.
+/// A brick that was away does not know the files that were open. Calls on them failed with
+/// `EBADFD`, also the next part of a listing. While the brick is away, they fail with `ENOTCONN`.
 fn open_files_and_listings_survive_a_brick(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
@@ -217,10 +219,10 @@ fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &GlusterC
     });
 }
 
-/// On a distributed volume, open files of the server that is cut off wait for it, and open files of the other server do
-/// not wait for them. Each change of a mode holds a thread of the mount, and so does each name, because all servers
-/// have its directory: the test makes more changes than there are threads. GlusterFS's own client does the same work on
-/// other files of the volume.
+/// On a distributed volume, open files of the server that is cut off wait for it, and open files of
+/// the other server do not wait for them. Each change of a mode holds a thread of the mount, and so
+/// does each name, because all servers have its directory: the test makes more changes than there
+/// are threads. GlusterFS's own client does the same work on other files of the volume.
 fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
@@ -267,7 +269,8 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
         data(&native_far),
         names(&beside)
     );
-    // The line is lost for so long in any case. A loaded machine makes everything slower, for both clients.
+    // The line is lost for so long in any case. A loaded machine makes everything slower, for both
+    // clients.
     assert!(data(&near) < data(&far) / 2 + data(&beside), "open files of the other server waited");
     let limit = data(&far) / 2 + calls_beside;
     assert!(near_calls < limit, "calls on open files of the other server waited: {near_calls:?}");
@@ -289,9 +292,10 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     mount.end().unwrap();
 }
 
-/// While GlusterFS's own client changes files that a mount knows, the servers send a message to the mount for each change. A
-/// message costs the mount less than the change costs that client, so that answers to the mount do not wait behind messages. It cost
-/// four times as much, while libgfapi delivered messages by a callback.
+/// While GlusterFS's own client changes files that a mount knows, the servers send a message to the
+/// mount for each change. A message costs the mount less than the change costs that client, so that
+/// answers to the mount do not wait behind messages. It cost four times as much, while libgfapi
+/// delivered messages by a callback.
 fn messages_of_servers_cost_less_than_changes(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
@@ -325,7 +329,8 @@ fn messages_of_servers_cost_less_than_changes(cluster: &GlusterCluster) {
     mount.end().unwrap();
 }
 
-/// Two processes that have a byte locked each, and wait for the other one's byte; the second one after the first.
+/// Two processes that have a byte locked each, and wait for the other one's byte; the second one
+/// after the first.
 const CYCLE: &str = r#"
 import fcntl, os, signal, sys, time
 def lock(file, at): fcntl.lockf(file, fcntl.LOCK_EX, 1, at)
@@ -351,8 +356,9 @@ file.close()
 os.waitpid(child, 0)
 "#;
 
-/// Locks of this client and of GlusterFS's own exclude each other, also when both have new options. A cycle of waits
-/// lasts until a signal in both. A lock of a killed daemon is free for a client that waits for it.
+/// Locks of this client and of GlusterFS's own exclude each other, also when both have new options.
+/// A cycle of waits lasts until a signal in both. A lock of a killed daemon is free for a client
+/// that waits for it.
 fn locks_last_as_in_the_native_client(cluster: &GlusterCluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let mut here = mount(cluster, "repl", places[0].path());
@@ -399,7 +405,8 @@ fn locks_last_as_in_the_native_client(cluster: &GlusterCluster) {
     receive.recv_timeout(HANGS).expect("the lock of a dead daemon").unwrap();
 }
 
-/// Each brick fails in turn while a client has a lock: the first failure takes the lock from no client.
+/// Each brick fails in turn while a client has a lock: the first failure takes the lock from no
+/// client.
 fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let here = mount(cluster, "repl", places[0].path());
@@ -423,15 +430,16 @@ fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
         std::thread::sleep(Duration::from_secs(5));
         let [kept, native_kept] = [&other, &of_us].map(|other| fcntl_lock(other, now).is_err());
         println!("  after brick {server}: kept {kept}, GlusterFS's own client {native_kept}");
-        // The second brick has no lock of the time before its end, and the first one had none to give it.
+        // The second brick has no lock of the time before its end, and the first one had none to
+        // give it.
         assert!(kept || (server == 2 && !native_kept), "brick {server}");
     }
     drop((ours, of_us));
     here.end().unwrap();
 }
 
-/// Writes a number to a file, makes it durable and reads it, until there is a file `stop`. The last number is outside,
-/// too.
+/// Writes a number to a file, makes it durable and reads it, until there is a file `stop`. The last
+/// number is outside, too.
 const NUMBERS: &str = r#"number=0
 until [ -e "$1/stop" ]; do
     number=$((number + 1))
@@ -563,7 +571,8 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &GlusterCl
     println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
     check_all_went_on(&ours, here.path());
     check_all_went_on(&theirs, native.path());
-    // A graph that leaks twice as much is noticed. Memory that is not given back yet differs by a few megabytes.
+    // A graph that leaks twice as much is noticed. Memory that is not given back yet differs by a
+    // few megabytes.
     assert!(grown < native_grown * 3 / 2 + 4096, "{grown} KiB beside {native_grown} KiB");
     drop(native);
     here.end().unwrap();
@@ -598,7 +607,8 @@ fn files_move_to_a_new_brick_under_their_writers(cluster: &GlusterCluster) {
     mount.end().unwrap();
 }
 
-/// With a quorum of both bricks: without it, a brick that ends last and one that starts first have changes that the other one lacks.
+/// With a quorum of both bricks: without it, a brick that ends last and one that starts first have
+/// changes that the other one lacks.
 fn a_volume_works_again_after_a_stop(cluster: &GlusterCluster) {
     let quorum = [("cluster.quorum-type", "fixed"), ("cluster.quorum-count", "2")];
     for (key, value) in quorum {

@@ -1,5 +1,6 @@
-//! A GlusterFS volume behind each frontend: how its source names servers and a directory, which messages operators
-//! receive, and the state after programs of a run were killed. All parts share the servers, and run one after another.
+//! A GlusterFS volume behind each frontend: how its source names servers and a directory, which
+//! messages operators receive, and the state after programs of a run were killed. All parts share
+//! the servers, and run one after another.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -186,7 +187,8 @@ fn lock(file: &fs::File) -> bool {
     fcntl_lock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// A lock by fcntl(2) ends with the program that holds it, and with the whole run, however they end.
+/// A lock by fcntl(2) ends with the program that holds it, and with the whole run, however they
+/// end.
 fn a_killed_program_of_a_run_leaves_no_lock(place: &VolumePlace<'_>) {
     let mount = place.mount(&source("repl"), &[]).unwrap();
     let path = mount.path().join("locked");
@@ -222,7 +224,8 @@ fn a_killed_program_of_a_run_leaves_no_lock(place: &VolumePlace<'_>) {
     mount.end().unwrap();
 }
 
-/// A file that a program writes and gives its name by a renaming is the old or the new one, after SIGKILL at any moment.
+/// A file that a program writes and gives its name by a renaming is the old or the new one, after
+/// SIGKILL at any moment.
 fn a_killed_writer_leaves_whole_files(place: &VolumePlace<'_>) {
     let mount = place.mount(&source("repl"), &[]).unwrap();
     let dir = mount.path().join("writer");
@@ -345,7 +348,8 @@ fn a_wrong_port_is_named_and_the_right_one_works(place: &VolumePlace<'_>) {
     }
 }
 
-/// The socket of glusterd has a fixed path, which the servers of the test do not use: it is there in mounts of a process.
+/// The socket of glusterd has a fixed path, which the servers of the test do not use: it is there
+/// in mounts of a process.
 fn the_socket_of_this_machine_reaches_its_volumes(place: &VolumePlace<'_>) {
     let script = format!(
         "mount --bind {ROOM} /mnt; mount -t tmpfs run /run; ln -s /mnt/glusterd.socket /run/glusterd.socket
@@ -395,7 +399,8 @@ impl Drop for ServeProcess {
     }
 }
 
-/// Two programs and a mount are clients of one server, which is a client of the volume, and see each other's changes.
+/// Two programs and a mount are clients of one server, which is a client of the volume, and see
+/// each other's changes.
 fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &VolumePlace<'_>) {
     for (kind, options) in [("socket", &[][..]), ("shared", &["--shared"])] {
         let server = ServeProcess::start(place, "repl", options);

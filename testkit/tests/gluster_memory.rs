@@ -1,5 +1,6 @@
-//! The client of a GlusterFS volume under memcheck of valgrind: everything that libgfapi calls back uses memory that is
-//! allocated and initialised. All parts take four minutes, and run with `DEFUSE_FULL=1`.
+//! The client of a GlusterFS volume under memcheck of valgrind: everything that libgfapi calls back
+//! uses memory that is allocated and initialised. All parts take four minutes, and run with
+//! `DEFUSE_FULL=1`.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -28,8 +29,9 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// The checker, which runs the rest of its arguments. Coroutines of libgfapi have stacks of 2 MiB, so that a smaller
-/// change of the stack pointer may be the way to another one; frames of ours are far smaller.
+/// The checker, which runs the rest of its arguments. Coroutines of libgfapi have stacks of 2 MiB,
+/// so that a smaller change of the stack pointer may be the way to another one; frames of ours are
+/// far smaller.
 const MEMCHECK: [&str; 8] = [
     "valgrind",
     "--tool=memcheck",
@@ -177,7 +179,8 @@ fn locks_wait_for_other_clients(here: &Path, there: &Path) {
     }
 }
 
-/// Runs threads that write, sync, read and list during `change`. Returns the number of rounds, and the errors.
+/// Runs threads that write, sync, read and list during `change`. Returns the number of rounds, and
+/// the errors.
 fn load(dir: &Path, change: impl FnOnce()) -> (usize, Vec<std::io::Error>) {
     let done = AtomicBool::new(false);
     let work = &|path: PathBuf| {
@@ -251,8 +254,8 @@ fn a_mount_ends_with_requests_in_flight(cluster: &GlusterCluster, mount: ServedM
     mount.end().unwrap();
 }
 
-/// Clients share memory with a server, which libgfapi reads from and writes to: large requests of a mount, and of programs that are killed
-/// during them.
+/// Clients share memory with a server, which libgfapi reads from and writes to: large requests of a
+/// mount, and of programs that are killed during them.
 fn a_server_outlasts_its_clients(cluster: &GlusterCluster, place: &Path) {
     let (socket, said) = (place.join("socket"), place.join("said"));
     let mut serve = cluster.servers().command(Path::new(MEMCHECK[0]));
@@ -308,7 +311,8 @@ fn an_application_has_its_answers(cluster: &GlusterCluster) {
     is_clean(&said);
 }
 
-/// The application: its transfers are in flight while it closes their files, and while it drops the client.
+/// The application: its transfers are in flight while it closes their files, and while it drops the
+/// client.
 #[test]
 fn child() {
     let Some(source) = std::env::var_os(SOURCE) else { return };

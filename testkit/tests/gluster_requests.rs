@@ -1,6 +1,6 @@
-//! The requests that bricks of a GlusterFS volume get for each operation, counted by the servers, by a mount and by
-//! GlusterFS's own client. They are a contract: the table in docs/gluster.md has the bounds, and no change may add a
-//! request.
+//! The requests that bricks of a GlusterFS volume get for each operation, counted by the servers,
+//! by a mount and by GlusterFS's own client. They are a contract: the table in docs/gluster.md has
+//! the bounds, and no change may add a request.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +17,8 @@ use defuse_testkit::mounted::{self, ServedMount};
 /// Number of files of an operation. Requests for the directory count for all of them together.
 const FILES: usize = 100;
 
-/// The bounds of a volume: the operation, and the largest number of requests for a file, by a mount. They hold also where a
-/// loaded machine takes longer than names and attributes are kept.
+/// The bounds of a volume: the operation, and the largest number of requests for a file, by a
+/// mount. They hold also where a loaded machine takes longer than names and attributes are kept.
 type RequestBounds = [(&'static str, f64); 13];
 
 /// A distributed volume with the default options.
@@ -171,7 +171,8 @@ fn compute_per_file(counts: &BrickRequests) -> f64 {
     counts.values().sum::<u64>() as f64 / FILES as f64
 }
 
-/// Runs each operation on as many files, in a directory that another client made before, and counts.
+/// Runs each operation on as many files, in a directory that another client made before, and
+/// counts.
 fn count_all(
     servers: &GlusterServers,
     volume: &str,
@@ -183,7 +184,8 @@ fn count_all(
     let file = |number: usize| dir.join(format!("file-{number}"));
     let each = |run: &dyn Fn(&Path)| (0..FILES).for_each(|number| run(&file(number)));
     fs::create_dir(&dir).unwrap();
-    // Names of a directory that was changed lately are looked up one by one, but not by GlusterFS's own client.
+    // Names of a directory that was changed lately are looked up one by one, but not by GlusterFS's
+    // own client.
     let quiet = || std::thread::sleep(Duration::from_millis(if is_ours { 6500 } else { 100 }));
     let later = || std::thread::sleep(Duration::from_millis(1300));
     let ask = || gluster(servers, &["volume", "profile", volume, "info", "incremental"]);
@@ -262,8 +264,8 @@ fn gluster(servers: &GlusterServers, arguments: &[&str]) -> String {
     said
 }
 
-/// The counts in the answer of `gluster volume profile`. The kinds without a latency are no requests of a client: they
-/// follow from others, or are messages of the servers (`CI_`).
+/// The counts in the answer of `gluster volume profile`. The kinds without a latency are no
+/// requests of a client: they follow from others, or are messages of the servers (`CI_`).
 fn parse_counts(said: &str) -> BrickRequests {
     let mut counts = BrickRequests::new();
     for line in said.lines() {

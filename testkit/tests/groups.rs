@@ -17,7 +17,8 @@ use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 /// A user that exists nowhere else.
 const USER: u32 = 54_321;
 
-/// A file system that reads the groups of the caller of a lookup, and announces this if `is_known` is set.
+/// A file system that reads the groups of the caller of a lookup, and announces this if `is_known`
+/// is set.
 struct GroupQuery {
     inner: MemoryFileSystem,
     is_known: bool,
@@ -118,8 +119,8 @@ fn sync(fs: Arc<dyn FileSystem>, who: TaskCredentials) {
     file.close(&task).unwrap();
 }
 
-/// The groups that a file system learns of in `call` from a client of a socket with the user and groups [13, 14], and from one of root
-/// that acts for that user with the groups [98, 99].
+/// The groups that a file system learns of in `call` from a client of a socket with the user and
+/// groups [13, 14], and from one of root that acts for that user with the groups [98, 99].
 fn run_over_socket(
     is_known: bool,
     call: fn(Arc<dyn FileSystem>, TaskCredentials),

@@ -1,6 +1,6 @@
-//! Clients of `defuse serve --shared` that are killed at random points: while they hold locks and wait for them, write into lanes,
-//! read pages, and change names. No other client waits for them, data that they made durable is there, and the server
-//! keeps nothing of them.
+//! Clients of `defuse serve --shared` that are killed at random points: while they hold locks and
+//! wait for them, write into lanes, read pages, and change names. No other client waits for them,
+//! data that they made durable is there, and the server keeps nothing of them.
 //!
 //! `DEFUSE_FULL=1` kills ten thousand.
 
@@ -94,7 +94,8 @@ fn names(client: &RemoteClient) -> Vec<String> {
     names.0
 }
 
-/// A client that is killed in the middle of this. A line of its output names a file that is durable.
+/// A client that is killed in the middle of this. A line of its output names a file that is
+/// durable.
 #[test]
 fn victim() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
@@ -241,7 +242,8 @@ impl ServerResources {
     }
 }
 
-/// Works as an ordinary client until `ends`. Returns the longest time of a call, or of a wait for the lock.
+/// Works as an ordinary client until `ends`. Returns the longest time of a call, or of a wait for
+/// the lock.
 fn observe(client: &RemoteClient, ends: &AtomicBool) -> Duration {
     let (cx, own) = (context(), create(client, "own").1);
     let locked = open(client, "locked");
@@ -325,7 +327,8 @@ impl DurableFiles {
     }
 }
 
-/// Kills so many clients while another one works. Returns the longest time that this one has waited.
+/// Kills so many clients while another one works. Returns the longest time that this one has
+/// waited.
 fn kill_some(
     socket: &Path,
     (client, durable): (&RemoteClient, &mut DurableFiles),
@@ -399,7 +402,8 @@ fn kills_of_clients_lose_nothing_durable_leave_nothing_and_nobody_waits_for_them
     let locked = open(&client, "locked");
     assert_eq!(client.setlk(&context(), locked, &request(LockType::Write, 1, false)), Ok(()));
 
-    // The server is killed, too. Then the image has what was durable, and nothing else that counts as used.
+    // The server is killed, too. Then the image has what was durable, and nothing else that counts
+    // as used.
     drop(client);
     server.kill().unwrap();
     run(&["fsck"]);

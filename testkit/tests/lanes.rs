@@ -1,4 +1,5 @@
-//! File systems through shared memory: the operations of the model, two clients at once, and clients that end.
+//! File systems through shared memory: the operations of the model, two clients at once, and
+//! clients that end.
 
 #[allow(dead_code)] // Not all of it is used here.
 mod served;
@@ -120,8 +121,8 @@ impl FileSystem for HeldReads {
     }
 }
 
-/// The watchdog then lets a thread receive requests for them. Their data was left in the lane, and the writes failed
-/// with `EIO`.
+/// The watchdog then lets a thread receive requests for them. Their data was left in the lane, and
+/// the writes failed with `EIO`.
 #[test]
 fn large_data_arrives_while_all_workers_are_stuck() {
     const LEN: usize = 700_000;
@@ -160,7 +161,8 @@ fn large_data_arrives_while_all_workers_are_stuck() {
     }
 }
 
-/// A directory of the kernel, in which data passes from the lane to files and back by the server's own memory.
+/// A directory of the kernel, in which data passes from the lane to files and back by the server's
+/// own memory.
 #[test]
 fn large_data_reaches_files_of_the_kernel_whole_also_at_their_ends() {
     let dir = TempDir::with_prefix("defuse-large-").unwrap();
@@ -241,7 +243,8 @@ fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
     assert_eq!(most(&after) * 2, most(&statistics));
 }
 
-/// Where more threads make requests than there are lanes, the rest uses messages, until there are more lanes.
+/// Where more threads make requests than there are lanes, the rest uses messages, until there are
+/// more lanes.
 #[test]
 fn more_threads_than_lanes_all_get_their_own_replies_and_more_lanes() {
     let served = memory(LaneLimits::default());
@@ -309,8 +312,8 @@ fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages()
     });
 }
 
-/// The part of a client that is killed: it holds a lock and an open file without a name, and writes through
-/// many lanes until its end.
+/// The part of a client that is killed: it holds a lock and an open file without a name, and writes
+/// through many lanes until its end.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os("DEFUSE_LANES_CHILD") else { return };

@@ -1,5 +1,5 @@
-//! Attacks of clients through shared memory. The server runs as root; the attacker is another user, who makes
-//! requests by hand and writes anything into its lanes, while an honest client works.
+//! Attacks of clients through shared memory. The server runs as root; the attacker is another user,
+//! who makes requests by hand and writes anything into its lanes, while an honest client works.
 
 mod raw;
 
@@ -37,14 +37,15 @@ const LANE: usize = 4096 + ARENA as usize;
 /// Bytes of the arena of the first lanes.
 const ARENA: u32 = arena_of(0) as u32;
 
-/// Runs an attack of [`USER`] on a server with a file `secret` of root, while an honest client of root writes
-/// and reads. Fails if that one notices.
+/// Runs an attack of [`USER`] on a server with a file `secret` of root, while an honest client of
+/// root writes and reads. Fails if that one notices.
 fn attack(run: impl FnOnce(&Path, Ino) + Send) {
     attack_open_file(|path, secret| run(path, secret.ino));
 }
 
-/// Runs an attack like [`attack`], with the open file of the honest client, which reads it from pages. Other files of
-/// root are `public`, `drop`, which others may only write, and [`HIDDEN`] in `closed`.
+/// Runs an attack like [`attack`], with the open file of the honest client, which reads it from
+/// pages. Other files of root are `public`, `drop`, which others may only write, and [`HIDDEN`] in
+/// `closed`.
 fn attack_open_file(run: impl FnOnce(&Path, File) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
@@ -236,7 +237,8 @@ impl LaneAttacker {
         let _ = rustix::net::send(&self.socket, &[0], flags);
     }
 
-    /// The reply to a request, without the header; the error; or `None` if the connection has ended.
+    /// The reply to a request, without the header; the error; or `None` if the connection has
+    /// ended.
     fn ask(&mut self, opcode: u32, ino: u64, body: &[u8]) -> Option<Result<Vec<u8>, i32>> {
         let number = self.lane.next_number();
         self.lane.submit(&*self.memory, number, &[&request(opcode, number, ino, body)], 0).unwrap();
@@ -390,7 +392,8 @@ fn no_forged_inode_or_handle_reads_a_foreign_file() {
     });
 }
 
-/// The message changes while the server reads it: the server must use the bytes that it has checked.
+/// The message changes while the server reads it: the server must use the bytes that it has
+/// checked.
 #[test]
 fn a_message_that_changes_while_it_is_handled_reads_no_foreign_file() {
     attack(|path, secret| {
@@ -561,7 +564,8 @@ fn nobody_writes_lengthens_or_seals_the_memory_that_was_handed_over() {
     });
 }
 
-/// The number of descriptors of this process, of which the server is a part, that lead to the same memory.
+/// The number of descriptors of this process, of which the server is a part, that lead to the same
+/// memory.
 fn descriptors_of(inode: u64) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     let inodes = all.filter_map(|entry| std::fs::metadata(entry.unwrap().path()).ok());
@@ -632,7 +636,8 @@ fn no_memory_has_names_of_a_directory_that_its_user_may_not_search() {
             }
             assert_eq!(attacker.ioctl(closed, NAMES, b"").err(), Some(libc::EACCES));
         }
-        // Names that it may know are there soon after the answer, and names that it may not know would be, too.
+        // Names that it may know are there soon after the answer, and names that it may not know
+        // would be, too.
         let until = Instant::now() + Duration::from_secs(60);
         while !has_bytes(&memory[0], b"public") {
             attacker.ioctl(1, RESOLVE, b"public").unwrap();

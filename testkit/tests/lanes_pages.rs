@@ -1,4 +1,5 @@
-//! Cached pages that a server shares by memory: what clients read of each other's changes, and who gets them.
+//! Cached pages that a server shares by memory: what clients read of each other's changes, and who
+//! gets them.
 
 mod users;
 
@@ -130,7 +131,8 @@ fn a_warm_read_makes_no_request_and_wakes_nobody() {
     });
 }
 
-/// The pages behind the end took the frames of the file's pages, so that it was never read from them.
+/// The pages behind the end took the frames of the file's pages, so that it was never read from
+/// them.
 #[test]
 fn a_file_is_read_from_its_pages_by_reads_that_are_longer_than_it_is() {
     serve(PagedOptions::default(), |connect| {
@@ -180,8 +182,8 @@ fn each_change_of_another_client_is_read_as_soon_as_it_is_answered() {
     });
 }
 
-/// Each page holds one number. A reader sees no number that is older than one that was acknowledged before it
-/// began, or than one that it has seen, and no page of two numbers.
+/// Each page holds one number. A reader sees no number that is older than one that was acknowledged
+/// before it began, or than one that it has seen, and no page of two numbers.
 #[test]
 fn readers_never_see_old_or_mixed_pages_while_writers_write_and_truncate() {
     const PAGES: usize = 4;
@@ -237,8 +239,8 @@ fn readers_never_see_old_or_mixed_pages_while_writers_write_and_truncate() {
     });
 }
 
-/// Reads see bytes that another client stores through a mapping at once, as before there were pages.
-/// The figures of a part, or of everything.
+/// Reads see bytes that another client stores through a mapping at once, as before there were
+/// pages. The figures of a part, or of everything.
 fn figure(figures: &[Figure], name: &str) -> u64 {
     figures.iter().find(|figure| figure.name == name).unwrap_or_else(|| panic!("{name}")).value
 }
@@ -341,7 +343,8 @@ fn a_user_takes_no_more_memory_for_heads_than_its_share() {
     assert!(defuse_ring::pages::bytes_of(MOST_FRAMES) < 17 << 20);
 }
 
-/// The kernel gives a frame memory when a client touches it, whether the server has filled it or not.
+/// The kernel gives a frame memory when a client touches it, whether the server has filled it or
+/// not.
 #[test]
 fn clients_that_touch_empty_frames_take_a_bounded_multiple_of_the_memory() {
     let fs = make_paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
@@ -364,7 +367,8 @@ fn clients_that_touch_empty_frames_take_a_bounded_multiple_of_the_memory() {
     let own = create(&*fs, "own");
     write(&*fs, own, 0, b"data");
     assert_eq!(read(&*fs, own, 0, 4), b"data");
-    // With the last close the server gives everything back. A client that touches it then takes memory of its own.
+    // With the last close the server gives everything back. A client that touches it then takes
+    // memory of its own.
     files.iter().for_each(|file| fs.release(&cx(), *file, ReleaseArgs::default()).unwrap());
     assert_eq!(fs.bytes_in_use(), 0);
 }
@@ -428,7 +432,8 @@ fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
     }
 }
 
-/// A reader sees no number that is older than an acknowledged one, although pages come and go all the time.
+/// A reader sees no number that is older than an acknowledged one, although pages come and go all
+/// the time.
 #[test]
 fn two_clients_read_what_was_written_while_pages_leave_their_memory() {
     serve(PagedOptions { bytes: LEAST, ..PagedOptions::default() }, |connect| {
@@ -516,8 +521,9 @@ fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
     }
 }
 
-/// Hidden pages are in memory: a reader that requests them needs no file system below, and no device. A change, also
-/// one of attributes, lets it read again, so that the time of the last access becomes new.
+/// Hidden pages are in memory: a reader that requests them needs no file system below, and no
+/// device. A change, also one of attributes, lets it read again, so that the time of the last
+/// access becomes new.
 #[test]
 fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() {
     let reads = Arc::new(ReadCounter {
@@ -589,7 +595,8 @@ fn as_user<T: Send>(uid: u32, part: impl FnOnce(&Context<'static>) -> T + Send) 
     users::as_user(uid, || part(&Context::new(Caller { uid, gid: uid, pid: 1 })))
 }
 
-/// An open file stays open for reading, as natively. Its pages are no way around that for any other client.
+/// An open file stays open for reading, as natively. Its pages are no way around that for any other
+/// client.
 #[test]
 fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() {
     if !rustix::process::geteuid().is_root() {

@@ -1,5 +1,6 @@
-//! Several clients of one server at once: each operation of the model by one of them at random, while the others look at
-//! names, attributes and data. Whatever a client keeps, it must answer as if there were one client.
+//! Several clients of one server at once: each operation of the model by one of them at random,
+//! while the others look at names, attributes and data. Whatever a client keeps, it must answer as
+//! if there were one client.
 
 mod offers;
 #[allow(dead_code)] // Not all of it is used here.
@@ -70,8 +71,8 @@ fn clients_of_uhs_do_together_what_the_model_does() {
     });
 }
 
-/// Makes, links, renames and removes one name by eight clients at once: one of them succeeds, and the others get the
-/// right error. All clients see the data that each of them writes.
+/// Makes, links, renames and removes one name by eight clients at once: one of them succeeds, and
+/// the others get the right error. All clients see the data that each of them writes.
 #[test]
 fn of_clients_that_change_one_name_at_once_one_does() {
     const CLIENTS: usize = 8;

@@ -32,7 +32,8 @@ fn the_example_does_what_the_model_does() {
     check(MissingPolicy::Allowed, || Arc::new(Example::new(1024)));
 }
 
-/// Its caches are so small that most data is read from the device again, and most writes wait for it.
+/// Its caches are so small that most data is read from the device again, and most writes wait for
+/// it.
 #[test]
 fn uhs_does_what_the_model_does() {
     check(MissingPolicy::Allowed, || Arc::new(uhs_on(Arc::new(RamDevice::new(4096, 4096)))));

@@ -1,5 +1,5 @@
-//! Small files and directories are opened before a client requests each of them: fewer requests, and no client sees
-//! another file than by an open of the moment.
+//! Small files and directories are opened before a client requests each of them: fewer requests,
+//! and no client sees another file than by an open of the moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -232,8 +232,8 @@ fn removed_files_do_not_stay_open() {
     assert_eq!(open_files(&served), [0, 0]);
 }
 
-/// The access time is the time of a read: for the client that reads at once, and for others when that client gives the
-/// file back.
+/// The access time is the time of a read: for the client that reads at once, and for others when
+/// that client gives the file back.
 #[test]
 fn the_access_time_follows_the_read() {
     let served = serve_with(with_lanes());

@@ -41,8 +41,8 @@ fn reason(target: &str, native: &str, ours: &str) -> Option<&'static str> {
         "passthrough" | "no_passthrough" | "writeback" | "run-served" if differs_by_mark => {
             return Some("set-group-id without execution by the group, for supplementary groups");
         }
-        // The process has become another user without executing a program: it acts by the connection of root, which
-        // does not send its groups.
+        // The process has become another user without executing a program: it acts by the
+        // connection of root, which does not send its groups.
         "run-memory" | "run-uhs" if differs_by_mark => {
             return Some(
                 "set-group-id without execution by the group, for users of a root's process",

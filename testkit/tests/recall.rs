@@ -1,5 +1,5 @@
-//! Recalls: a file system requests everything back that a frontend caches of a file, and is notified when nothing is
-//! left.
+//! Recalls: a file system requests everything back that a frontend caches of a file, and is
+//! notified when nothing is left.
 
 use std::fs;
 use std::path::Path;

@@ -54,8 +54,8 @@ fn memory() -> Arc<MemoryFileSystem> {
     Arc::new(MemoryFileSystem::new(MemoryOptions::default()))
 }
 
-/// Runs `test` on clients by messages and by shared memory, with the first server and a function that begins
-/// another one, on the same files or on those that it is given.
+/// Runs `test` on clients by messages and by shared memory, with the first server and a function
+/// that begins another one, on the same files or on those that it is given.
 fn run_on_each(
     limit: Duration,
     test: impl Fn(&Path, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>),
@@ -202,7 +202,8 @@ fn lost_locks_fail_the_next_call_on_their_open_file_once() {
     });
 }
 
-/// Has `client` wait for a lock that it has itself. Returns the open file with the lock, and the way of the answer.
+/// Has `client` wait for a lock that it has itself. Returns the open file with the lock, and the
+/// way of the answer.
 fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
     let cx = context();
     let (entry, held) = create(client, "file");
@@ -221,8 +222,8 @@ fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
     (held, receive)
 }
 
-/// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a killed server, before
-/// a call has recorded that; and with `EINTR` if the server ended in order.
+/// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a
+/// killed server, before a call has recorded that; and with `EINTR` if the server ended in order.
 #[test]
 fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
     run_on_each(LONG, |path, client, first, fs| {
@@ -315,7 +316,8 @@ fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
     });
 }
 
-/// A part of an exchange that is lost, with the connection: as if the server was killed at this moment.
+/// A part of an exchange that is lost, with the connection: as if the server was killed at this
+/// moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LostPart {
     /// The server does not get the request of this opcode.
@@ -440,8 +442,8 @@ fn make_file(client: &ReconnectingClient, text: &str) -> Result<File> {
     made.map(|(entry, opened)| File { ino: entry.ino, fh: opened.fh })
 }
 
-/// If a name is there, it is unknown if the lost call made it, or another client: neither success nor `EEXIST` would be
-/// true in both cases.
+/// If a name is there, it is unknown if the lost call made it, or another client: neither success
+/// nor `EEXIST` would be true in both cases.
 #[test]
 fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
     let (_dir, between, client, server, fs) = make_losing();
@@ -462,7 +464,8 @@ fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
     server.end();
 }
 
-/// It failed with `EIO`, although the name is missing: whatever became of the call, it can be made again.
+/// It failed with `EIO`, although the name is missing: whatever became of the call, it can be made
+/// again.
 #[test]
 fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     let (_dir, between, client, server, fs) = make_losing();
@@ -473,8 +476,8 @@ fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     let file = make_file(&client, "file").unwrap();
     assert_eq!(write(&client, file, 0, b"data"), Ok(4));
     assert!(fs.lookup(&context(), Ino::ROOT, name("file")).is_ok());
-    // Neither the lost call nor another client made a name that was there before: the client cannot distinguish this
-    // case.
+    // Neither the lost call nor another client made a name that was there before: the client cannot
+    // distinguish this case.
     between.lose(LostPart::Request(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
@@ -496,7 +499,8 @@ fn a_close_asks_the_server_only_after_changes_and_locks() {
         (read(&client, file, 0, 4), flush(file), flushes()),
         (Ok(b"data".to_vec()), Ok(()), 0)
     );
-    // A change that is not durable may be lost with the server. So the client checks that it is there.
+    // A change that is not durable may be lost with the server. So the client checks that it is
+    // there.
     write(&client, file, 4, b"more").unwrap();
     assert_eq!((flush(file), flushes()), (Ok(()), 1));
     fsync(&client, file).unwrap();

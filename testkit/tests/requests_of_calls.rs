@@ -1,4 +1,5 @@
-//! The requests that each call of a program in a run makes to the server of its mount, and for which of them it waits.
+//! The requests that each call of a program in a run makes to the server of its mount, and for
+//! which of them it waits.
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -94,7 +95,8 @@ fn a_call_of_a_run_waits_for_no_more_requests_than_documented() {
         let make = |path: &str| {
             call(&|client, task| client.mkdir(task, AT, path.as_bytes(), 0o755).unwrap())
         };
-        // The first walks through a directory look it up, and a user other than root reads its access list.
+        // The first walks through a directory look it up, and a user other than root reads its
+        // access list.
         for number in 0..3 {
             make(&format!("{dir}-{number}"));
             program.stat("a:/open");

@@ -1,5 +1,5 @@
-//! The POSIX cases by eight clients of one server at once. Each is a mount by a process of its own, and has a directory of the
-//! same file system.
+//! The POSIX cases by eight clients of one server at once. Each is a mount by a process of its own,
+//! and has a directory of the same file system.
 
 use std::process::Command;
 

@@ -21,8 +21,8 @@ fn client(fs: Arc<dyn FileSystem>) -> (DirectClient, ClientTask) {
     (client, ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec())))
 }
 
-/// The kernel was requested to remember for a day that a name does not exist, whatever other frontend used the file
-/// system.
+/// The kernel was requested to remember for a day that a name does not exist, whatever other
+/// frontend used the file system.
 #[test]
 fn a_kernel_mount_finds_a_name_that_another_frontend_made_after_the_kernel_missed_it() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {

@@ -1,5 +1,5 @@
-//! Names in memory of the server: a client need not request what others with its rights have received, and learns
-//! nothing that its user may not know.
+//! Names in memory of the server: a client need not request what others with its rights have
+//! received, and learns nothing that its user may not know.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,7 +123,8 @@ fn what_a_client_finds_there_is_the_newest() {
     assert!(ino == second.ino && ino != entry.ino);
 }
 
-/// While a file is open, a change by it shows at once. When it is closed, others find the attributes in the memory.
+/// While a file is open, a change by it shows at once. When it is closed, others find the
+/// attributes in the memory.
 #[test]
 fn what_an_open_file_changes_is_told_when_it_is_closed() {
     for access in [0, OpenFlags::RDWR] {
@@ -157,7 +158,8 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
             let shown = perm(&client(&served));
             (shown, looks() - before)
         };
-        // The server publishes the name soon after the answer to a look, and a new client then makes no request.
+        // The server publishes the name soon after the answer to a look, and a new client then
+        // makes no request.
         let begun = Instant::now();
         while looks_of_next().1 > 0 && begun.elapsed() < Duration::from_secs(20) {}
         change(0o606);
@@ -171,8 +173,8 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
     }
 }
 
-/// Attributes of a file that no client has read since its last change hold for longer than a second, and end with its
-/// first read.
+/// Attributes of a file that no client has read since its last change hold for longer than a
+/// second, and end with its first read.
 #[test]
 fn the_first_read_of_a_file_shows_in_its_attributes() {
     let served = serve();
@@ -243,7 +245,8 @@ fn make_user(uid: u32, groups: &[u32]) -> PeerCredentials {
     PeerCredentials { pid: 1, uid, groups: groups.to_vec() }
 }
 
-/// A user who reads the memory of others, or names inodes from it, would get behind a directory that is closed to it.
+/// A user who reads the memory of others, or names inodes from it, would get behind a directory
+/// that is closed to it.
 #[test]
 fn users_with_other_rights_share_no_names() {
     let fs = make_versioned();

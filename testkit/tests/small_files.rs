@@ -1,4 +1,5 @@
-//! Small files come with the reply to OPEN: reading them takes no request, and no client reads old bytes.
+//! Small files come with the reply to OPEN: reading them takes no request, and no client reads old
+//! bytes.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -67,7 +68,8 @@ fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) {
     assert_eq!(served::write(fs, file, offset, bytes), Ok(bytes.len()));
 }
 
-/// A file with these bytes, closed. Its inode is known to all clients, which are clients of one user.
+/// A file with these bytes, closed. Its inode is known to all clients, which are clients of one
+/// user.
 fn make(fs: &dyn FileSystem, text: &str, bytes: &[u8]) -> Ino {
     let (_, file) = create(fs, text);
     write(fs, file, 0, bytes);
@@ -103,7 +105,8 @@ fn a_small_file_is_read_by_its_open_alone() {
     let file = open(&client, empty, 0);
     assert_eq!(read(&client, file, 0, 10), []);
     close(&client, file);
-    // The access time of the file is the time of its first read, so that there is nothing to report.
+    // The access time of the file is the time of its first read, so that there is nothing to
+    // report.
     let file = open(&client, ino, 0);
     assert_eq!(read(&client, file, 1000, 10), bytes[1000..1010]);
     client.getattr(&context(), ino, None).unwrap();
@@ -114,7 +117,8 @@ fn a_small_file_is_read_by_its_open_alone() {
     assert!(read(&client, file, 0, 2 * MOST) == vec![7; MOST + 1]);
     assert!(served.requests_of(&["READ"]) > before);
     close(&client, file);
-    // The first read has changed the access time. Others do not, so that the attributes stay known, for a second.
+    // The first read has changed the access time. Others do not, so that the attributes stay known,
+    // for a second.
     let before = served.requests_of(&["IOCTL"]);
     for _ in 0..20 {
         client.resolve(&context(), Ino::ROOT, name("large").into()).unwrap();
@@ -142,7 +146,8 @@ fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to
     write(&client, file, 0, &[2; 100]);
     assert_eq!(read(&client, file, 50, 100), [[2; 50], [1; 50]].concat());
     close(&client, file);
-    // Programs that only write to such files end the bytes of these, and not of those that are only read.
+    // Programs that only write to such files end the bytes of these, and not of those that are only
+    // read.
     for _ in 0..20 {
         let file = open(&client, ino, OpenFlags::RDWR);
         write(&client, file, 0, &[3; 100]);
@@ -207,7 +212,8 @@ fn a_store_to_a_mapped_file_is_read() {
     assert_eq!(read(&other, before, 5000, 101), [vec![2; 100], vec![1]].concat());
 }
 
-/// The access time is the time of a read, at once for the client that reads, and from the close on for others.
+/// The access time is the time of a read, at once for the client that reads, and from the close on
+/// for others.
 #[test]
 fn the_access_time_follows_the_read() {
     let served = serve();
@@ -254,7 +260,8 @@ fn the_access_time_follows_the_read() {
     assert_eq!(atime(&one, ino), past);
 }
 
-/// A client that has the file open for writing only, or not at all, gets none of its bytes, whatever it requests.
+/// A client that has the file open for writing only, or not at all, gets none of its bytes,
+/// whatever it requests.
 #[test]
 fn bytes_need_a_file_that_is_open_for_reading() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));

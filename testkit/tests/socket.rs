@@ -48,7 +48,8 @@ fn one_client_reads_what_another_one_writes() {
     assert!(seen == bytes, "{} bytes differ", seen.len());
 }
 
-/// sync(2) and syncfs(2) left what programs had stored through mappings in the memory of the server.
+/// sync(2) and syncfs(2) left what programs had stored through mappings in the memory of the
+/// server.
 #[test]
 fn a_sync_of_the_file_system_has_what_was_stored_through_mappings() {
     let fs = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
@@ -78,7 +79,8 @@ impl FileSystem for FullFileSystem {
     }
 }
 
-/// write(2) in a run returned 0, which a program takes for a success or tries again for ever. The kernel makes it `EIO`.
+/// write(2) in a run returned 0, which a program takes for a success or tries again for ever. The
+/// kernel makes it `EIO`.
 #[test]
 fn a_write_that_the_server_answers_with_no_byte_is_an_error() {
     let served =
@@ -203,8 +205,8 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Ok(()));
 }
 
-/// A lock that a child took on an open file of its parent was released when the child ended, although the parent still
-/// had the open file: `exec 9>l; flock 9` of a shell excluded no process.
+/// A lock that a child took on an open file of its parent was released when the child ended,
+/// although the parent still had the open file: `exec 9>l; flock 9` of a shell excluded no process.
 #[test]
 fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     let served = memory();
@@ -363,8 +365,8 @@ fn abstract_name() -> String {
     format!("@defuse-test-{}", number.trim())
 }
 
-/// Another user could bind an abstract name before its server did, or after a crash. All clients then used that server,
-/// because no client checked who answers.
+/// Another user could bind an abstract name before its server did, or after a crash. All clients
+/// then used that server, because no client checked who answers.
 #[test]
 fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
     if !rustix::process::geteuid().is_root() {
@@ -613,9 +615,9 @@ impl FileSystem for StuckReads {
     }
 }
 
-/// With every worker in a handler, the watchdog lets a thread receive in their place. It cloned the descriptor of
-/// the session for that, as one of /dev/fuse can be, which failed on a socket without a word: INTERRUPT
-/// stayed there unread.
+/// With every worker in a handler, the watchdog lets a thread receive in their place. It cloned the
+/// descriptor of the session for that, as one of /dev/fuse can be, which failed on a socket without
+/// a word: INTERRUPT stayed there unread.
 #[test]
 fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
     let mut options = ServerOptions::default();

@@ -464,8 +464,9 @@ fn no_client_truncates_the_memory_of_a_mapping_and_readers_cannot_write_it() {
     });
 }
 
-/// The memory of each mapping had the length of the longest possible file: a client with read permission filled 3 GiB of
-/// the server for a file of one byte, far beyond the limit of a connection.
+/// The memory of each mapping had the length of the longest possible file: a client with read
+/// permission filled 3 GiB of the server for a file of one byte, far beyond the limit of a
+/// connection.
 #[test]
 fn the_memory_of_a_mapping_is_no_longer_than_the_file() {
     with_server(ServerOptions::default(), |_, path| {
@@ -488,7 +489,8 @@ fn the_memory_of_a_mapping_is_no_longer_than_the_file() {
         let mut bytes = [0; 3];
         memory.read_exact_at(&mut bytes, 50_000).unwrap();
         assert_eq!((len(), &bytes), (53_248, b"far"));
-        // A client that may write makes it longer for itself, and none of the added bytes are the file's.
+        // A client that may write makes it longer for itself, and none of the added bytes are the
+        // file's.
         rustix::fs::ftruncate(&shared, 1 << 40).unwrap();
         shared.write_all_at(b"beyond", 1 << 30).unwrap();
         resize(&client, 0, file.ino, 60_000).unwrap();
@@ -537,8 +539,8 @@ fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
     });
 }
 
-/// A client that requested resources without limit used up the resources of all others: 18,280 waiting locks took 298
-/// MB of the server.
+/// A client that requested resources without limit used up the resources of all others: 18,280
+/// waiting locks took 298 MB of the server.
 #[test]
 fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     let limits =
@@ -610,8 +612,9 @@ fn a_user_has_no_more_connections_than_its_share() {
     });
 }
 
-/// A copy of a connection waits at the server until a child uses it. No client gets a copy by guessing, by requesting
-/// it twice or on the socket of another one, and each counts as a connection of its user.
+/// A copy of a connection waits at the server until a child uses it. No client gets a copy by
+/// guessing, by requesting it twice or on the socket of another one, and each counts as a
+/// connection of its user.
 #[test]
 fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
     const UNKNOWN: u128 = 77;
@@ -651,7 +654,8 @@ fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
             std::thread::sleep(std::time::Duration::from_millis(10));
             as_user(USER, || client.hand_over().ok())
         });
-        // Its socket is good for its INIT alone: another number, another copy and other requests end it.
+        // Its socket is good for its INIT alone: another number, another copy and other requests
+        // end it.
         let one = one.expect("the copies are gone");
         drop(one);
         let messages = [
@@ -705,8 +709,8 @@ fn new_socket_of(copy: &ConnectionHandover) -> OwnedFd {
     copy.as_fd().try_clone_to_owned().unwrap()
 }
 
-/// The limits on inodes, open files and locks held for each connection alone. A user got everything by
-/// many connections, or by connections that were copies of one.
+/// The limits on inodes, open files and locks held for each connection alone. A user got everything
+/// by many connections, or by connections that were copies of one.
 #[test]
 fn a_user_takes_no_more_by_many_connections_than_by_one() {
     if !is_root() {
@@ -739,8 +743,8 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
     });
 }
 
-/// Mapped bytes had no limit for a user or for all users: each of thousands of connections could have a
-/// gigabyte of the server's memory.
+/// Mapped bytes had no limit for a user or for all users: each of thousands of connections could
+/// have a gigabyte of the server's memory.
 #[test]
 fn mapped_bytes_are_limited_for_a_user_and_for_all_users_together() {
     if !is_root() {
@@ -825,7 +829,8 @@ fn a_client_that_reads_no_answers_delays_nobody() {
         assert!(len > 16, "INIT was not answered");
         let mut refused = 0;
         let mut unique = 4;
-        // The server takes requests until its own limits; then the socket is full in both directions.
+        // The server takes requests until its own limits; then the socket is full in both
+        // directions.
         while refused < 20 {
             let message = raw::request(SYNCFS, unique, 1, 0, &[0; 8]);
             match rustix::net::send(&stuck, &message, rustix::net::SendFlags::DONTWAIT) {

@@ -1,4 +1,5 @@
-//! Two kernel mounts of one file system: each caches names and attributes, and shows each change of the other at once.
+//! Two kernel mounts of one file system: each caches names and attributes, and shows each change of
+//! the other at once.
 
 use std::ffi::CString;
 use std::fs;
@@ -37,7 +38,8 @@ impl PairedMount {
         self.dir.path().join(path)
     }
 
-    /// The lookups and requests of attributes so far. Others, such as RELEASE, may come later than their cause.
+    /// The lookups and requests of attributes so far. Others, such as RELEASE, may come later than
+    /// their cause.
     fn requests(&self) -> u64 {
         // A request is counted a moment after its answer.
         let mut before = self.count_requests();
@@ -176,8 +178,8 @@ fn rename_by(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) {
 
 type PathChange = (&'static str, fn(&dyn Fn(&str) -> PathBuf));
 
-/// Each changes names or attributes in a directory with the files `a`, `b`, `ab` (a link to `a`), `dir`, `dir/x`, `empty` and
-/// `target` (a link to `a`).
+/// Each changes names or attributes in a directory with the files `a`, `b`, `ab` (a link to `a`),
+/// `dir`, `dir/x`, `empty` and `target` (a link to `a`).
 const CHANGES: &[PathChange] = &[
     ("create", |at| drop(fs::File::create_new(at("new")).unwrap())),
     ("mkdir", |at| fs::create_dir(at("new")).unwrap()),

@@ -1,9 +1,10 @@
-//! `uhs:` behind shared memory, whose clients end at random points, and then a power failure at any moment of that.
+//! `uhs:` behind shared memory, whose clients end at random points, and then a power failure at any
+//! moment of that.
 //!
-//! Each client makes, changes, renames and removes files by several threads until its connection is cut in the middle
-//! of a request. A file that is durable stays as it is. Whatever moment the power fails at: the check finds nothing,
-//! data that was durable before is there, a name that was being changed is old or new, and nothing is left of files
-//! that only ended clients had open.
+//! Each client makes, changes, renames and removes files by several threads until its connection is
+//! cut in the middle of a request. A file that is durable stays as it is. Whatever moment the power
+//! fails at: the check finds nothing, data that was durable before is there, a name that was being
+//! changed is old or new, and nothing is left of files that only ended clients had open.
 //!
 //! `DEFUSE_FULL=1` plays many more; `DEFUSE_SEED=N` repeats one.
 

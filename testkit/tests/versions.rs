@@ -1,5 +1,5 @@
-//! Versions of names and attributes: every change shows in them, and clients of one server see each other's changes at
-//! once, although they request only what they do not know.
+//! Versions of names and attributes: every change shows in them, and clients of one server see each
+//! other's changes at once, although they request only what they do not know.
 
 use std::collections::HashMap;
 use std::sync::Arc;

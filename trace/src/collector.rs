@@ -139,8 +139,8 @@ impl Collector {
     }
 
     /// Passes every request that has ended since the last call to `each`, in order of their ends as
-    /// far as the kernel keeps it. Never waits. Without [`CollectorOptions::events`] there are none. Errors:
-    /// [`TraceError::Map`], [`TraceError::File`].
+    /// far as the kernel keeps it. Never waits. Without [`CollectorOptions::events`] there are
+    /// none. Errors: [`TraceError::Map`], [`TraceError::File`].
     pub fn events(&mut self, each: &mut dyn FnMut(CompletedRequest)) -> Result<(), TraceError> {
         match &mut self.probe {
             KernelProbe::Bpf(probe) => {

@@ -1,9 +1,9 @@
 //! Tracing in the kernel: the places where requests of any FUSE file system spend their time.
 //!
 //! This crate lists the FUSE connections of the machine and their daemons ([`FuseConnection`]) and
-//! changes their settings ([`FusectlMount`]). A [`Collector`] follows requests through the kernel's queues
-//! with a BPF program, or with the fewer events of tracefs if BPF is not permitted. It needs no
-//! support from the file system and does not change it.
+//! changes their settings ([`FusectlMount`]). A [`Collector`] follows requests through the kernel's
+//! queues with a BPF program, or with the fewer events of tracefs if BPF is not permitted. It needs
+//! no support from the file system and does not change it.
 //!
 //! It mounts no file system and prints nothing; the program does. It knows no frontend, so its
 //! caller supplies the list of mounts ([`FuseMount`]).

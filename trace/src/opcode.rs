@@ -62,8 +62,8 @@ pub fn op_of(opcode: u32) -> Op {
     NUMBERS.iter().find(|(number, _)| *number == opcode).map_or(Op::UNKNOWN, |(_, op)| *op)
 }
 
-/// The first opcode of an operation; `None` for [`Op::UNKNOWN`], and for what the kernel does not request: [`Op::RESOLVE`] and
-/// [`Op::COMPOUND`].
+/// The first opcode of an operation; `None` for [`Op::UNKNOWN`], and for what the kernel does not
+/// request: [`Op::RESOLVE`] and [`Op::COMPOUND`].
 pub fn number_of(op: Op) -> Option<u32> {
     NUMBERS.iter().find(|(_, known)| *known == op).map(|(number, _)| *number)
 }

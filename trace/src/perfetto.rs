@@ -75,8 +75,8 @@ impl<W: Write> TraceTimeline<W> {
         self.serve(event, name)
     }
 
-    /// Ends the timeline. Perfetto also reads a file without an end, but it is not valid JSON. Fails with the errors of
-    /// writing.
+    /// Ends the timeline. Perfetto also reads a file without an end, but it is not valid JSON.
+    /// Fails with the errors of writing.
     pub fn end(mut self) -> io::Result<W> {
         write!(self.out, "\n]}}")?;
         self.out.flush()?;
@@ -97,8 +97,8 @@ impl<W: Write> TraceTimeline<W> {
         }))
     }
 
-    /// Returns a track of `thread` that is free from `from_ns` on. The number of tracks is at most the number of
-    /// concurrent requests.
+    /// Returns a track of `thread` that is free from `from_ns` on. The number of tracks is at most
+    /// the number of concurrent requests.
     fn track(&mut self, thread: u32, from_ns: u64, to_ns: u64) -> io::Result<u32> {
         let tracks = self.tracks.entry(thread).or_default();
         if let Some(free) = tracks.iter_mut().find(|track| track.busy_until_ns <= from_ns) {

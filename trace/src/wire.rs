@@ -1,4 +1,5 @@
-//! The data layouts that the BPF program and this crate share: the structures of `bpf/stages.h`, as arrays of numbers.
+//! The data layouts that the BPF program and this crate share: the structures of `bpf/stages.h`, as
+//! arrays of numbers.
 //!
 //! The program is compiled for 64-bit little-endian processors, and loaded on no other.
 

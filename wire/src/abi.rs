@@ -21,8 +21,8 @@ pub use structs::*;
 pub const FUSE_KERNEL_VERSION: u32 = 7;
 /// `FUSE_KERNEL_MINOR_VERSION` that these definitions describe.
 pub const FUSE_KERNEL_MINOR_VERSION: u32 = 45;
-/// The oldest accepted minor version, used by Linux 5.10. Structures whose size changed in earlier versions need one
-/// form only.
+/// The oldest accepted minor version, used by Linux 5.10. Structures whose size changed in earlier
+/// versions need one form only.
 pub const MINOR_MIN: u32 = 31;
 /// `FUSE_ROOT_ID`: the node id of the root.
 pub const FUSE_ROOT_ID: u64 = 1;

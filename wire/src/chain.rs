@@ -1,12 +1,14 @@
 //! Several requests in one message, COMPOUND: the links of a chain and their answers.
 //!
-//! The message is [`CompoundIn`] and the links, each a [`ChainLink`], a whole request, and zeros up to a multiple of
-//! eight bytes. A link may use the inode, the open file, or the position in a directory, in the reply to an earlier
-//! link. The server handles the links in their order, and stops after the first that fails. The reply contains the
-//! whole reply to each link that was handled, with zeros up to a multiple of eight bytes.
+//! The message is [`CompoundIn`] and the links, each a [`ChainLink`], a whole request, and zeros up
+//! to a multiple of eight bytes. A link may use the inode, the open file, or the position in a
+//! directory, in the reply to an earlier link. The server handles the links in their order, and
+//! stops after the first that fails. The reply contains the whole reply to each link that was
+//! handled, with zeros up to a multiple of eight bytes.
 //!
-//! Linux has no such request yet. It is discussed there as `FUSE_COMPOUND`, whose form differs from one version of
-//! the proposal to the next. Only clients that have agreed on [`COMPOUND`](crate::vendor::COMPOUND) send this one.
+//! Linux has no such request yet. It is discussed there as `FUSE_COMPOUND`, whose form differs from
+//! one version of the proposal to the next. Only clients that have agreed on
+//! [`COMPOUND`](crate::vendor::COMPOUND) send this one.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -33,19 +35,22 @@ pub struct CompoundIn {
 )]
 #[repr(C)]
 pub struct ChainLink {
-    /// [`ChainLink::INODE`], [`ChainLink::FILE`] and [`ChainLink::POSITION`]; 0 for a request that is complete.
+    /// [`ChainLink::INODE`], [`ChainLink::FILE`] and [`ChainLink::POSITION`]; 0 for a request that
+    /// is complete.
     pub uses: u32,
     /// The link whose reply is used, from 0: an earlier one.
     pub of: u32,
 }
 
 impl ChainLink {
-    /// Flag: the request uses the inode of the earlier link: the inode in its reply, or else the inode of its
-    /// request.
+    /// Flag: the request uses the inode of the earlier link: the inode in its reply, or else the
+    /// inode of its request.
     pub const INODE: u32 = 1;
-    /// Flag: the first field of the request's structure is the handle in the earlier link's reply, or else in its request.
+    /// Flag: the first field of the request's structure is the handle in the earlier link's reply,
+    /// or else in its request.
     pub const FILE: u32 = 2;
-    /// Flag: the second field of the request's structure, a READDIR, is the position after the last entry of the earlier link's reply.
+    /// Flag: the second field of the request's structure, a READDIR, is the position after the last
+    /// entry of the earlier link's reply.
     pub const POSITION: u32 = 4;
 }
 
@@ -86,7 +91,8 @@ pub struct ReceivedLink<'a> {
     pub request: &'a [u8],
 }
 
-/// Splits `bytes` into links. `None` for anything but 1 to [`LINKS_MAX`] links of known opcodes, each of which uses earlier ones only.
+/// Splits `bytes` into links. `None` for anything but 1 to [`LINKS_MAX`] links of known opcodes,
+/// each of which uses earlier ones only.
 pub fn links(bytes: &[u8]) -> Option<Vec<ReceivedLink<'_>>> {
     let mut all = Vec::new();
     let mut rest = bytes;
@@ -156,8 +162,8 @@ pub fn add_answer(out: &mut Vec<u8>, error: i32, body: &[u8]) {
     out.resize(pad(out.len()), 0);
 }
 
-/// Splits the reply to a chain into the replies to its links: the error (negative) or 0, and the body. `None` if it
-/// is invalid, or has more than `count`.
+/// Splits the reply to a chain into the replies to its links: the error (negative) or 0, and the
+/// body. `None` if it is invalid, or has more than `count`.
 pub fn split_reply(bytes: &[u8], count: usize) -> Option<Vec<(i32, &[u8])>> {
     let mut all = Vec::new();
     let mut rest = bytes;

@@ -21,15 +21,16 @@ pub struct CacheTimeouts {
     pub negative: Option<Duration>,
     /// The upper limit for attributes of a regular file, unless `attr` is set.
     pub file_attr_most: Duration,
-    /// The kernel may have pages of the inode that the file system lacks. The reply to the kernel has at least one
-    /// block for a regular file that is not empty: tar(1) copies no byte of a file without blocks.
+    /// The kernel may have pages of the inode that the file system lacks. The reply to the kernel
+    /// has at least one block for a regular file that is not empty: tar(1) copies no byte of a file
+    /// without blocks.
     pub has_unwritten_pages: bool,
 }
 
 impl CacheTimeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
-        // The kernel checks the cached mode when executing a file, and gets no notification when a write clears
-        // set-user-id. Regardless of options, such a mode is not cached.
+        // The kernel checks the cached mode when executing a file, and gets no notification when a
+        // write clears set-user-id. Regardless of options, such a mode is not cached.
         if has_set_id(from) {
             return Duration::ZERO;
         }
@@ -110,9 +111,9 @@ pub fn encode_published_attr(from: &Attr) -> PublishedAttr {
     }
 }
 
-/// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the kernel checks the
-/// cached mode when executing the file, and gets no notification when a write that bypasses the page cache clears the
-/// bits.
+/// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the
+/// kernel checks the cached mode when executing the file, and gets no notification when a write
+/// that bypasses the page cache clears the bits.
 pub fn has_set_id(attr: &Attr) -> bool {
     attr.kind == FileKind::Regular && attr.perm & 0o6000 != 0
 }

@@ -97,7 +97,8 @@ impl EncodedRequest {
         self
     }
 
-    /// Appends the supplementary groups of the caller ([`vendor::EXT_CALLER_GROUPS`]). The request has no data.
+    /// Appends the supplementary groups of the caller ([`vendor::EXT_CALLER_GROUPS`]). The request
+    /// has no data.
     pub fn with_caller_groups(mut self, groups: &[u32]) -> Self {
         let begun = self.bytes.len();
         let content = [&[groups.len() as u32], groups].concat();

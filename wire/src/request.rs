@@ -153,8 +153,8 @@ pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
 }
 
 impl<'a> DecodedRequest<'a> {
-    /// Decodes the result of one `read(2)` of `/dev/fuse`. The length in the header must equal the length of the
-    /// buffer, plus the data in the pipe if any.
+    /// Decodes the result of one `read(2)` of `/dev/fuse`. The length in the header must equal the
+    /// length of the buffer, plus the data in the pipe if any.
     pub fn parse(
         buf: &'a [u8],
         options: &DecodeOptions,

@@ -1,7 +1,7 @@
 //! Extensions of the protocol between clients and servers of this project.
 //!
-//! [`TAKE_OVER`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`ConnectionNumbers`] are sent
-//! in fields of INIT that the kernel leaves zero.
+//! [`TAKE_OVER`] is sent by IOCTL: other servers answer as for any unknown ioctl.
+//! [`ConnectionNumbers`] are sent in fields of INIT that the kernel leaves zero.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -14,9 +14,9 @@ pub const SOCKET_IO_MAX: usize = 128 * 1024;
 /// The maximum length of the data in one message through shared memory.
 pub const SHARED_IO_MAX: usize = 1024 * 1024;
 
-/// The ioctl for the inodes and open files that the connection of the next program takes over. Its argument is a
-/// [`TakeOver`] for each; its output is an error number or 0 for each, in 32 bits. Numbered like the kernel's
-/// `_IO('D', 1)`.
+/// The ioctl for the inodes and open files that the connection of the next program takes over. Its
+/// argument is a [`TakeOver`] for each; its output is an error number or 0 for each, in 32 bits.
+/// Numbered like the kernel's `_IO('D', 1)`.
 pub const TAKE_OVER: u32 = (b'D' as u32) << 8 | 1;
 
 /// The maximum number of [`TakeOver`] in one message.
@@ -47,22 +47,23 @@ impl TakeOver {
     pub const SETTLE: u64 = 4;
 }
 
-/// The ioctl for a whole path from the directory of the request. Its argument is the path; its output is a [`ResolveHead`], and
-/// a [`ResolveStep`] for each inode on the way. Numbered like the kernel's `_IO('D', 2)`.
+/// The ioctl for a whole path from the directory of the request. Its argument is the path; its
+/// output is a [`ResolveHead`], and a [`ResolveStep`] for each inode on the way. Numbered like the
+/// kernel's `_IO('D', 2)`.
 pub const RESOLVE: u32 = (b'D' as u32) << 8 | 2;
 
-/// The ioctl for the names of the directory of the request. Its output is a [`ResolveStep`] for each, followed by the name and zeros up
-/// to a multiple of eight bytes.
+/// The ioctl for the names of the directory of the request. Its output is a [`ResolveStep`] for
+/// each, followed by the name and zeros up to a multiple of eight bytes.
 pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
 
 /// The maximum number of names in a reply to [`NAMES`].
 pub const NAMES_MAX: usize = 256;
 
-/// The ioctl that opens small files of the directory of the request, and closes files that it opened earlier. Its
-/// argument is an [`OpenAhead`], and a [`AheadClose`] for each file to close. Its output is an [`AheadEnd`], and an
-/// [`AheadFile`] for each opened file, followed by the reply to an OPEN of the file with [`OPEN_HAS_BYTES`], and
-/// zeros up to a multiple of eight bytes. It only opens files for reading. The client closes them, by this ioctl or
-/// by RELEASE.
+/// The ioctl that opens small files of the directory of the request, and closes files that it
+/// opened earlier. Its argument is an [`OpenAhead`], and a [`AheadClose`] for each file to close.
+/// Its output is an [`AheadEnd`], and an [`AheadFile`] for each opened file, followed by the reply
+/// to an OPEN of the file with [`OPEN_HAS_BYTES`], and zeros up to a multiple of eight bytes. It
+/// only opens files for reading. The client closes them, by this ioctl or by RELEASE.
 pub const OPEN_AHEAD: u32 = (b'D' as u32) << 8 | 4;
 
 /// The maximum number of files that [`OPEN_AHEAD`] opens, and of files that it closes.
@@ -153,8 +154,8 @@ pub struct ResolveStep {
     pub attr: StatxOut,
 }
 
-/// The code of the notification that offers lanes in shared memory, with [`LaneOffer`] and a descriptor. It is sent
-/// before the reply to INIT. Clients without such lanes ignore it.
+/// The code of the notification that offers lanes in shared memory, with [`LaneOffer`] and a
+/// descriptor. It is sent before the reply to INIT. Clients without such lanes ignore it.
 pub const OFFER: i32 = 1 << 16;
 
 /// The body of the notification [`OFFER`].
@@ -171,16 +172,16 @@ pub struct LaneOffer {
     pub bytes: u64,
 }
 
-/// A flag of SETUPMAPPING: the reply has a descriptor of the file's cached pages, to read only. Nothing ends
-/// it but the release of the open file.
+/// A flag of SETUPMAPPING: the reply has a descriptor of the file's cached pages, to read only.
+/// Nothing ends it but the release of the open file.
 pub const PAGES: u64 = 1 << 63;
 
-/// A flag of SETUPMAPPING: the reply has a descriptor of the versions of names and attributes, to read only. The request
-/// names no file.
+/// A flag of SETUPMAPPING: the reply has a descriptor of the versions of names and attributes, to
+/// read only. The request names no file.
 pub const VERSIONS: u64 = 1 << 62;
 
-/// A flag of SETUPMAPPING: the reply has a descriptor of the name memory for clients with the same rights, to read
-/// only. The request names no file.
+/// A flag of SETUPMAPPING: the reply has a descriptor of the name memory for clients with the same
+/// rights, to read only. The request names no file.
 pub const TOLD_NAMES: u64 = 1 << 61;
 
 /// Attributes beside a name in the memory of [`TOLD_NAMES`].
@@ -206,20 +207,21 @@ impl PublishedAttr {
     pub const NO_XATTRS: u32 = 2;
 }
 
-/// A flag of the reply to OPEN, CREATE and TMPFILE: FLUSH of this file only ends locks, so that a client that has none there
-/// need not send it. A client must still send it after a lock, unlike with `FOPEN_NOFLUSH`. The kernel and other servers
-/// leave it zero.
+/// A flag of the reply to OPEN, CREATE and TMPFILE: FLUSH of this file only ends locks, so that a
+/// client that has none there need not send it. A client must still send it after a lock, unlike
+/// with `FOPEN_NOFLUSH`. The kernel and other servers leave it zero.
 pub const OPEN_FLUSH_ENDS_LOCKS: u32 = 1 << 31;
 
 /// A flag of OPEN: the client requests the bytes of a small file with the reply.
 pub const OPEN_WANTS_BYTES: u32 = 1 << 31;
 
-/// A flag of the reply to OPEN: all bytes of the file follow, at most [`OPEN_BYTES_MAX`]. They hold as long as the version of its
-/// attributes.
+/// A flag of the reply to OPEN: all bytes of the file follow, at most [`OPEN_BYTES_MAX`]. They hold
+/// as long as the version of its attributes.
 pub const OPEN_HAS_BYTES: u32 = 1 << 30;
 
-/// A flag beside [`OPEN_HAS_BYTES`]: reading changes the access time, and the reply has not done so. A client that
-/// reads those bytes reports the read by [`RELEASE_HAS_READ`], or reads by a request.
+/// A flag beside [`OPEN_HAS_BYTES`]: reading changes the access time, and the reply has not done
+/// so. A client that reads those bytes reports the read by [`RELEASE_HAS_READ`], or reads by a
+/// request.
 pub const OPEN_READ_IS_DUE: u32 = 1 << 29;
 
 /// The maximum number of bytes in a reply to OPEN.
@@ -228,22 +230,25 @@ pub const OPEN_BYTES_MAX: usize = 32 * 1024;
 /// A flag of RELEASE: the file was read without a request.
 pub const RELEASE_HAS_READ: u32 = 1 << 31;
 
-/// A flag of INIT: no attributes of this file system have a birth time, so that the attributes of a lookup are
-/// complete. Clients offer it, and the kernel does not.
+/// A flag of INIT: no attributes of this file system have a birth time, so that the attributes of a
+/// lookup are complete. Clients offer it, and the kernel does not.
 pub const NO_BIRTH_TIMES: u64 = 1 << 63;
 
-/// A flag of INIT: the file system needs the groups of callers, because it checks access by itself. Clients offer it,
-/// and add [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
+/// A flag of INIT: the file system needs the groups of callers, because it checks access by itself.
+/// Clients offer it, and add [`EXT_CALLER_GROUPS`] to requests for other users if the server
+/// agrees.
 pub const CALLER_GROUPS: u64 = 1 << 62;
 
-/// A flag of INIT: operations on names look at them by themselves (`Caps::decides_on_names`). Clients offer it.
+/// A flag of INIT: operations on names look at them by themselves (`Caps::decides_on_names`).
+/// Clients offer it.
 pub const DECIDES_ON_NAMES: u64 = 1 << 60;
 
-/// A flag of INIT: the server takes several requests in one message ([`chain`](crate::chain)). Clients offer it.
+/// A flag of INIT: the server takes several requests in one message ([`chain`](crate::chain)).
+/// Clients offer it.
 pub const COMPOUND: u64 = 1 << 61;
 
-/// The type of an extension of any request without data: all supplementary groups of the caller, in the form of `FUSE_EXT_GROUPS`. A
-/// server believes root only.
+/// The type of an extension of any request without data: all supplementary groups of the caller, in
+/// the form of `FUSE_EXT_GROUPS`. A server believes root only.
 pub const EXT_CALLER_GROUPS: u32 = 1 << 31;
 
 /// Position of the connection numbers in [`InitIn::unused`].
@@ -253,9 +258,10 @@ const NAMES_AT: usize = 3;
 /// of the connection. 0 means none.
 pub type ConnectionNumber = u128;
 
-/// The opcode of the first message on a socket that is to be a copy of another connection; [`ConnectionCopy`] follows
-/// the header. The server makes the copy at once and answers by a header alone. It keeps the copy until the client
-/// sends INIT there, with the same number, or closes the socket.
+/// The opcode of the first message on a socket that is to be a copy of another connection;
+/// [`ConnectionCopy`] follows the header. The server makes the copy at once and answers by a header
+/// alone. It keeps the copy until the client sends INIT there, with the same number, or closes the
+/// socket.
 pub const COPY: u32 = 1 << 30;
 
 /// The body of [`COPY`].
@@ -291,7 +297,8 @@ impl ConnectionCopy {
 /// The names of connections in a client's INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionNumbers {
-    /// The connection from which this one takes over inodes and open files; this one begins with none.
+    /// The connection from which this one takes over inodes and open files; this one begins with
+    /// none.
     pub predecessor: ConnectionNumber,
     /// The connection itself.
     pub own: ConnectionNumber,

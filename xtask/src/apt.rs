@@ -22,8 +22,8 @@ impl AptTool {
         AptTool::default()
     }
 
-    /// The apt of this machine as if no package were installed: an installed package would hide that it is missing from
-    /// the lists.
+    /// The apt of this machine as if no package were installed: an installed package would hide
+    /// that it is missing from the lists.
     pub fn for_empty_machine() -> AptTool {
         AptTool { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }

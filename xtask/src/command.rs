@@ -32,7 +32,8 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end, and shows its output then, after `name`: by one call, so that the words of two programs do not mix.
+/// Runs a program to its end, and shows its output then, after `name`: by one call, so that the
+/// words of two programs do not mix.
 pub fn run_aside(name: &str, command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
     let said = [output.stdout, output.stderr].concat();
@@ -100,8 +101,8 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(dir.into())
 }
 
-/// The program that the build of all tests makes. A test without it builds one with other features, which takes minutes and
-/// replaces the library of runs that other tests use at that moment.
+/// The program that the build of all tests makes. A test without it builds one with other features,
+/// which takes minutes and replaces the library of runs that other tests use at that moment.
 pub fn program_under_test() -> Result<PathBuf> {
     Ok(target_dir()?.join("debug/defuse"))
 }

@@ -84,8 +84,8 @@ fn build(targets: &[String]) -> Result<PathBuf> {
     Ok(dir().join("target").join(triple).join("release"))
 }
 
-/// Begins to build all targets, when no other program needs the processors. [`run_all`] waits for it by the lock of cargo on the
-/// directory, and shows what fails.
+/// Begins to build all targets, when no other program needs the processors. [`run_all`] waits for
+/// it by the lock of cargo on the directory, and shows what fails.
 pub fn build_ahead() -> Result<Child> {
     let mut idle = Command::new("chrt");
     idle.args(["--idle", "0"]).arg(command::cargo().get_program());

@@ -16,8 +16,8 @@ const NAME: &str = "gluster_volumes";
 
 /// Run volumes of GlusterFS on this machine: gluster://127.1.1.1/dist and gluster://127.1.1.1/repl
 ///
-/// The servers have a network of their own, in which `run` starts its command; `up` prints how to enter it.
-/// Everything is in memory and ends with the command.
+/// The servers have a network of their own, in which `run` starts its command; `up` prints how to
+/// enter it. Everything is in memory and ends with the command.
 #[derive(clap::Args)]
 pub struct GlusterTaskArgs {
     #[command(subcommand)]
@@ -53,11 +53,13 @@ pub fn run(args: &GlusterTaskArgs) -> Result<()> {
         GlusterTask::Down => volumes.arg("down"),
         GlusterTask::Run { command } => volumes.arg("run").args(command),
     };
-    // Replaces this process: if it is killed, the process ends whose end is also the end of the servers.
+    // Replaces this process: if it is killed, the process ends whose end is also the end of the
+    // servers.
     Err(volumes.exec()).with_context(|| format!("cannot start {}", command::line(&volumes)))
 }
 
-/// The program, which is built unless tests run: another build would replace the library of runs that other tests use.
+/// The program, which is built unless tests run: another build would replace the library of runs
+/// that other tests use.
 fn program() -> Result<PathBuf> {
     let of_tests = std::env::var_os("DEFUSE_PROGRAM").map(PathBuf::from);
     let built = of_tests.map(|defuse| defuse.with_file_name(NAME)).filter(|built| built.exists());

@@ -43,8 +43,8 @@ pub fn run(args: &InstallArgs) -> Result<()> {
     completions(&program, &at)
 }
 
-/// Makes the links to the program that mount(8) and umount(8) call. They look for them in /sbin alone: an installation
-/// at another place than /usr leaves that to its user.
+/// Makes the links to the program that mount(8) and umount(8) call. They look for them in /sbin
+/// alone: an installation at another place than /usr leaves that to its user.
 fn helpers(args: &InstallArgs) -> Result<()> {
     if !args.prefix.starts_with("/usr") {
         println!(

@@ -62,7 +62,8 @@ fn programs() -> Result<Vec<String>> {
     let mut names = names.concat();
     names.sort_unstable();
     names.dedup();
-    // Cargo takes a name for all programs that have it, and refuses it if one of them needs a feature.
+    // Cargo takes a name for all programs that have it, and refuses it if one of them needs a
+    // feature.
     let shared = left_out.concat().into_iter().find(|name| names.contains(name));
     ensure!(shared.is_none(), "two test programs are called {}", shared.unwrap_or_default());
     Ok(names)

@@ -54,7 +54,8 @@ pub struct SkippedPart {
 /// The time that a test program took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramTime {
-    /// The name of the program, or the name of its crate for the tests within a library or a program.
+    /// The name of the program, or the name of its crate for the tests within a library or a
+    /// program.
     pub program: String,
     /// The time by its own account, without its build.
     pub took: Duration,
@@ -147,7 +148,8 @@ pub fn ends_program(line: &str) -> bool {
     line.starts_with(LAST)
 }
 
-/// The name of the program that cargo starts, as in `Running tests/x.rs (target/debug/deps/x-0123456789abcdef)`.
+/// The name of the program that cargo starts, as in
+/// `Running tests/x.rs (target/debug/deps/x-0123456789abcdef)`.
 fn program(line: &str) -> Option<String> {
     if let Some(documented) = line.trim_start().strip_prefix("Doc-tests ") {
         return Some(format!("{documented} (examples)"));

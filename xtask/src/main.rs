@@ -1,11 +1,12 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `package`, `library`,
-//! `fuzz`, `gluster`, `crash`, `bpf` and `house`.
+//! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `package`,
+//! `library`, `fuzz`, `gluster`, `crash`, `bpf` and `house`.
 //!
 //! This program starts other programs (cargo, git, tar, the built `defuse`), reports what it does,
 //! and cleans up after them. It links none of the project's crates, so that it builds in seconds
 //! and still works if they are broken.
 //!
-//! The table of test steps is `suite/steps.rs`, the table of the demo's programs `demo/programs.rs`.
+//! The table of test steps is `suite/steps.rs`, the table of the demo's programs
+//! `demo/programs.rs`.
 
 #![forbid(unsafe_code)]
 

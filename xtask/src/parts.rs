@@ -34,8 +34,8 @@ pub struct RunRecord {
     left_out: Vec<OmittedPart>,
     failures: Vec<TestFailure>,
     times: Vec<ProgramTime>,
-    /// The output of tests is not shown: the output of programs that a test of this file runs would be taken for the
-    /// output of that test.
+    /// The output of tests is not shown: the output of programs that a test of this file runs would
+    /// be taken for the output of that test.
     silent: bool,
 }
 
@@ -100,13 +100,14 @@ impl RunRecord {
 
     /// Runs tests by cargo, and records the parts that they leave out and the tests that fail.
     ///
-    /// Tests that failed run once more, alone: many of them wait for processes, mounts and timers, and other work
-    /// shares the machine. Tests that pass then do not fail the run, but its last lines show them, so that their fault
-    /// is found.
+    /// Tests that failed run once more, alone: many of them wait for processes, mounts and timers,
+    /// and other work shares the machine. Tests that pass then do not fail the run, but its last
+    /// lines show them, so that their fault is found.
     ///
     /// # Errors
     ///
-    /// Fails if tests fail twice, if the failure is not the failure of a test, and if there was no test.
+    /// Fails if tests fail twice, if the failure is not the failure of a test, and if there was no
+    /// test.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
         self.run_side_by_side(std::slice::from_mut(cargo))
     }
@@ -120,8 +121,9 @@ impl RunRecord {
         self.run_lanes(std::slice::from_mut(cargo), 0)
     }
 
-    /// [`run_tests`](Self::run_tests) for several commands at a time. The output is shown a test program at a time, so
-    /// that the lines of two commands do not mix. Second attempts begin when all commands have ended.
+    /// [`run_tests`](Self::run_tests) for several commands at a time. The output is shown a test
+    /// program at a time, so that the lines of two commands do not mix. Second attempts begin when
+    /// all commands have ended.
     ///
     /// # Errors
     ///
@@ -274,7 +276,8 @@ struct CommandAttempt {
 
 /// Runs cargo once and reads its output.
 fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
-    // One pipe for standard output and standard error, so that the lines of cargo stand between the lines of its tests.
+    // One pipe for standard output and standard error, so that the lines of cargo stand between the
+    // lines of its tests.
     let (output, input) = pipe().context("a pipe")?;
     let named = command::line(cargo);
     cargo.stdout(input.try_clone().context("a pipe")?).stderr(input);
@@ -310,8 +313,9 @@ fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
     Ok(CommandAttempt { status: child.wait()?, read })
 }
 
-/// The arguments of a target, in cargo's form, for which cargo builds nothing that it has not built for `like`. The
-/// dependencies of one package have other features than the dependencies of all packages together.
+/// The arguments of a target, in cargo's form, for which cargo builds nothing that it has not built
+/// for `like`. The dependencies of one package have other features than the dependencies of all
+/// packages together.
 fn build_arguments<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
     let words = target.split_whitespace();
     if !like.get_args().any(|word| word == "--workspace") {

@@ -17,7 +17,8 @@ const PUBLISHED: [&str; 7] = [
     "defuse-direct",
 ];
 
-/// Packs all of them together, so that the ones on which others depend need not be in a registry: without a build, which takes seconds.
+/// Packs all of them together, so that the ones on which others depend need not be in a registry:
+/// without a build, which takes seconds.
 pub fn check() -> Result<()> {
     let found = publishable(&command::metadata()?)?;
     let expected: BTreeSet<String> = PUBLISHED.map(str::to_owned).into();

@@ -1,6 +1,8 @@
-//! The wheel for Python: built by maturin, installed into an environment of its own, and tested there.
+//! The wheel for Python: built by maturin, installed into an environment of its own, and tested
+//! there.
 //!
-//! The environment, `python/venv` in cargo's target directory, has the packages of `python/requirements.txt` and nothing else.
+//! The environment, `python/venv` in cargo's target directory, has the packages of
+//! `python/requirements.txt` and nothing else.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +31,8 @@ pub const TOOLS: &[RequiredTool] = &[
 /// The versions of Python 3 for which the wheel must work.
 const VERSIONS: std::ops::RangeInclusive<u32> = 9..=14;
 
-/// Builds the wheel, and runs the tests of the package with the packages that it meets, and with every Python of this machine.
+/// Builds the wheel, and runs the tests of the package with the packages that it meets, and with
+/// every Python of this machine.
 pub fn test(parts: &mut RunRecord) -> Result<()> {
     let base = command::target_dir()?.join("python");
     let python = environment(&base)?;
@@ -71,7 +74,8 @@ fn pytest<'a>(python: &'a mut Command, base: &Path) -> Result<&'a mut Command> {
     Ok(python.env("DEFUSE_PROGRAM", command::program_under_test()?))
 }
 
-/// Runs the tests that a volume of GlusterFS can have, with one. The preparation of the step names the tools that are missing.
+/// Runs the tests that a volume of GlusterFS can have, with one. The preparation of the step names
+/// the tools that are missing.
 fn test_volume(python: &Path, base: &Path) -> Result<()> {
     if !command::is_root() || !TOOLS.iter().all(RequiredTool::is_there) {
         return Ok(());

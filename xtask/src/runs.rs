@@ -1,4 +1,5 @@
-//! The POSIX suites and the exercisers on programs without a mount (`defuse run`), and by several clients at once.
+//! The POSIX suites and the exercisers on programs without a mount (`defuse run`), and by several
+//! clients at once.
 
 use std::process::{Command, Stdio};
 
@@ -7,10 +8,12 @@ use anyhow::{Result, ensure};
 use crate::command;
 use crate::parts::RunRecord;
 
-/// The suites of every configuration. `fsx` takes as long as all of them on those without a network.
+/// The suites of every configuration. `fsx` takes as long as all of them on those without a
+/// network.
 const SUITES: &[&str] = &["posix", "pjdfstest", "file", "tree"];
 
-/// Runs them, but not those that need servers of GlusterFS. Two at a time, because pjdfstest sleeps most of its time.
+/// Runs them, but not those that need servers of GlusterFS. Two at a time, because pjdfstest sleeps
+/// most of its time.
 pub fn test(parts: &mut RunRecord) -> Result<()> {
     run(parts, &["run-passthrough*,run-memory", "run-uhs,run-shared-*"], (1, SUITES))
 }
@@ -20,7 +23,8 @@ pub fn gluster(parts: &mut RunRecord) -> Result<()> {
     run(parts, &["run-gluster-*"], (1, &[SUITES, &["fsx"]].concat()))
 }
 
-/// Runs the suites of others by two and by eight clients of one server at once, on mounts and within runs.
+/// Runs the suites of others by two and by eight clients of one server at once, on mounts and
+/// within runs.
 pub fn clients(parts: &mut RunRecord) -> Result<()> {
     for clients in [2, 8] {
         run(parts, &["shared-*,run-shared-*"], (clients, &["posix", "pjdfstest", "fsx"]))?;
@@ -28,8 +32,9 @@ pub fn clients(parts: &mut RunRecord) -> Result<()> {
     Ok(())
 }
 
-/// Runs them on each group of configurations at the same time. The runner is an optimised build, because the numbers of its system
-/// calls can be read only then. The program under test is the same as in the other tests.
+/// Runs them on each group of configurations at the same time. The runner is an optimised build,
+/// because the numbers of its system calls can be read only then. The program under test is the
+/// same as in the other tests.
 fn run(parts: &mut RunRecord, groups: &[&str], (clients, suites): (usize, &[&str])) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can create the ext4 below, and change users");

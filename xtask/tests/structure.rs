@@ -198,8 +198,8 @@ const UNSAFE_FILES: &[&str] = &[
 const COMPOSERS: &[&str] =
     &["compose", "preload", "capi", "python", "cli", "bench", "testkit", "xtask"];
 
-/// The workload engine. It is beside the benchmark, but depends on no competitor and no frontend, so
-/// that the program can use it.
+/// The workload engine. It is beside the benchmark, but depends on no competitor and no frontend,
+/// so that the program can use it.
 const WORKLOADS: &str = "bench/wml";
 
 /// The tools for measurements, which know nothing of file systems.
@@ -375,8 +375,8 @@ fn the_contract_needs_the_standard_library_and_nothing_else() {
     assert!(code_only(&lib).contains("#![forbid(unsafe_code)]"));
 }
 
-/// A shortcut that concerned every layer once cost 35 files. The test skips names of one word, which other items have,
-/// too.
+/// A shortcut that concerned every layer once cost 35 files. The test skips names of one word,
+/// which other items have, too.
 #[test]
 fn a_shortcut_is_named_in_at_most_eight_files() {
     let contract = read(&root().join("fs/src/shortcuts.rs"));
@@ -511,6 +511,22 @@ fn every_crate_begins_with_its_documentation() {
         }
         if license.as_deref() != Some("MIT OR Apache-2.0") {
             complaints.push(format!("{name}: its licence is {license:?}"));
+        }
+    }
+    complain(complaints);
+}
+
+/// Rows of tables cannot be wrapped.
+#[test]
+fn a_comment_has_100_columns_at_most() {
+    let mut complaints = Vec::new();
+    for path in sources() {
+        for (number, line) in read(&path).lines().enumerate() {
+            let text = line.trim_start();
+            let is_table = text.trim_start_matches(['/', '!']).trim_start().starts_with('|');
+            if text.starts_with("//") && !is_table && line.chars().count() > 100 {
+                complaints.push(format!("{}:{}: wrap it", relative(&path), number + 1));
+            }
         }
     }
     complain(complaints);

@@ -28,7 +28,8 @@ fn processes(kind: &str, space: &Path) -> Vec<PathBuf> {
     all.filter(of_space).collect()
 }
 
-/// Kills the command by a signal that no process can catch, and waits for the end of all processes in a network.
+/// Kills the command by a signal that no process can catch, and waits for the end of all processes
+/// in a network.
 fn expect_end(mut command: Child, network: &Path) {
     let servers = processes("net", network).len();
     // glusterd, four bricks, and their parents.

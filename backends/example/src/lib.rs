@@ -1,10 +1,10 @@
 //! A small file system: one directory of files in memory, behind one lock.
 //!
-//! docs/writing-a-file-system.md explains the contract with it. It is tested like every other backend, and
-//! `defuse` opens it as `example:`.
+//! docs/writing-a-file-system.md explains the contract with it. It is tested like every other
+//! backend, and `defuse` opens it as `example:`.
 //!
-//! It is not for use: it has no directories below the root, no links, no rename and no extended attributes
-//! (`ENOSYS`), and performs one operation at a time. `defuse-memory` has all of these.
+//! It is not for use: it has no directories below the root, no links, no rename and no extended
+//! attributes (`ENOSYS`), and performs one operation at a time. `defuse-memory` has all of these.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Extended attributes that a file was seen without a moment ago.
 //!
-//! Kernels and programs ask for some attributes of each file, which few files have: a kernel for the capability, before
-//! it changes a file, and ls(1) for the access list.
+//! Kernels and programs ask for some attributes of each file, which few files have: a kernel for
+//! the capability, before it changes a file, and ls(1) for the access list.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,8 @@ pub struct AbsentAttributes {
     changes: AtomicU64,
 }
 
-/// A bit for each attribute, with a time before the first query for one, and the number of changes then.
+/// A bit for each attribute, with a time before the first query for one, and the number of changes
+/// then.
 #[derive(Clone, Copy, Debug)]
 struct SeenWithout {
     bits: u8,
@@ -48,7 +49,8 @@ impl AbsentAttributes {
         seen.is_some_and(|seen| seen.bits & bit != 0 && self.holds(&seen, valid))
     }
 
-    /// Records that a file has no such attribute, by an answer to a query at `at` after so many changes.
+    /// Records that a file has no such attribute, by an answer to a query at `at` after so many
+    /// changes.
     pub fn add(&self, gfid: Gfid, name: &[u8], (at, changes): (Instant, u64), valid: Duration) {
         let Some(bit) = bit_of(name) else { return };
         let new = SeenWithout { bits: bit, at, changes };

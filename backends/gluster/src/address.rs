@@ -8,14 +8,15 @@ use crate::GlusterOptions;
 /// The parts of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeAddress {
-    /// The management servers that know the volume, in the order in which the client queries them. Empty: the server of
-    /// this machine, by its Unix socket.
+    /// The management servers that know the volume, in the order in which the client queries them.
+    /// Empty: the server of this machine, by its Unix socket.
     pub hosts: Vec<String>,
     /// The name of the volume.
     pub volume: String,
     /// The components of the directory that is served as the root.
     pub directory: Vec<CString>,
-    /// The volfile, which describes the translators of the client; without it, the client fetches it from the servers.
+    /// The volfile, which describes the translators of the client; without it, the client fetches
+    /// it from the servers.
     pub volfile: Option<CString>,
 }
 
@@ -50,7 +51,8 @@ impl VolumeAddress {
         Ok(VolumeAddress { hosts, volume: volume.to_owned(), directory, volfile: None })
     }
 
-    /// Parses the text after `gluster:` with the option `sub-directory`, which excludes a directory in the text.
+    /// Parses the text after `gluster:` with the option `sub-directory`, which excludes a directory
+    /// in the text.
     pub fn with_options(rest: &str, options: &GlusterOptions) -> Result<VolumeAddress, String> {
         let mut address = VolumeAddress::parse(rest)?;
         let Some(path) = &options.sub_directory else { return Ok(address) };

@@ -1,12 +1,14 @@
-//! The metadata cache: names and attributes that are kept in this process, for several frontends of one client.
+//! The metadata cache: names and attributes that are kept in this process, for several frontends of
+//! one client.
 //!
-//! Servers do not send a client messages about its own changes, so that its frontends, which do not learn of each
-//! other's changes, cache nothing. All of their changes come through here. An answer holds until this client begins or
-//! ends a change of its subject, until a server reports a change by another client, and at most for the time for which
-//! servers report changes.
+//! Servers do not send a client messages about its own changes, so that its frontends, which do not
+//! learn of each other's changes, cache nothing. All of their changes come through here. An answer
+//! holds until this client begins or ends a change of its subject, until a server reports a change
+//! by another client, and at most for the time for which servers report changes.
 //!
-//! No invalidation is necessary: an answer records a moment before its query, and holds while the last change is older.
-//! It is only used for callers with the user and the groups of the original caller.
+//! No invalidation is necessary: an answer records a moment before its query, and holds while the
+//! last change is older. It is only used for callers with the user and the groups of the original
+//! caller.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -18,18 +20,19 @@ use std::time::{Duration, Instant};
 use crate::upcalls::{UpcallInbox, UpcallSequence};
 use crate::volume::Gfid;
 
-/// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, inodes whose answers do not hold
-/// any more are searched for, at most once in [`SEARCH_EVERY`].
+/// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, inodes whose
+/// answers do not hold any more are searched for, at most once in [`SEARCH_EVERY`].
 const FILES: usize = 1 << 15;
 /// Maximum number of names.
 const NAMES: usize = 1 << 16;
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 
-/// Time for which attributes of a directory hold, and for which names in it hold without a check of the directory:
-/// servers do not report every change of a directory.
+/// Time for which attributes of a directory hold, and for which names in it hold without a check of
+/// the directory: servers do not report every change of a directory.
 pub(crate) const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 
-/// Number of places for the moments of own changes. Subjects that share a place seem to change together.
+/// Number of places for the moments of own changes. Subjects that share a place seem to change
+/// together.
 const PLACES: usize = 1 << 15;
 
 /// A caller, as the servers know it.
@@ -60,8 +63,8 @@ pub(crate) enum ChangeSubject<'a> {
     Name(Gfid, &'a [u8]),
 }
 
-/// The answers. An inode is kept with a reference `R`. libgfapi delivers messages about the inode only while there is a
-/// reference.
+/// The answers. An inode is kept with a reference `R`. libgfapi delivers messages about the inode
+/// only while there is a reference.
 pub(crate) struct MetadataCache<R> {
     inbox: Arc<UpcallInbox>,
     own: Arc<OwnChangeTimes>,
@@ -98,8 +101,8 @@ struct AbsentXattrs {
     until: Option<Instant>,
 }
 
-/// The extended attributes that programs read of each file: ls(1) and cp(1), and a kernel before a write. Servers
-/// report their changes, because md-cache has registered for that.
+/// The extended attributes that programs read of each file: ls(1) and cp(1), and a kernel before a
+/// write. Servers report their changes, because md-cache has registered for that.
 const OFTEN_ASKED: [&[u8]; 3] =
     [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
 
@@ -126,7 +129,8 @@ struct CachedChild {
 pub(crate) enum LookupAnswer {
     /// The inode.
     Inode(Gfid, libc::stat),
-    /// The answer holds if the directory has not changed, which the caller must check on the servers first.
+    /// The answer holds if the directory has not changed, which the caller must check on the
+    /// servers first.
     LookAtDirectory,
     /// None.
     Unknown,
@@ -175,8 +179,8 @@ impl<R> MetadataCache<R> {
         Some(stat)
     }
 
-    /// The inode of a name, and true if it is a directory, or `Some(None)` if the name is missing, for any caller;
-    /// `None` if it is unknown.
+    /// The inode of a name, and true if it is a directory, or `Some(None)` if the name is missing,
+    /// for any caller; `None` if it is unknown.
     pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<Option<(Gfid, bool)>> {
         let kept = self.lock();
         let child = kept.dirs.get(&dir)?.names.get(name)?;
@@ -189,8 +193,9 @@ impl<R> MetadataCache<R> {
         Some(Some((gfid, mode & libc::S_IFMT == libc::S_IFDIR)))
     }
 
-    /// Keeps attributes until `until`. Attributes from a listing hold only until another client changes the directory:
-    /// that client may have begun the change before, and then they may belong to another inode.
+    /// Keeps attributes until `until`. Attributes from a listing hold only until another client
+    /// changes the directory: that client may have begun the change before, and then they may
+    /// belong to another inode.
     pub fn keep_attributes(
         &self,
         (gfid, stat, listed_in): (Gfid, &libc::stat, Option<Gfid>),
@@ -223,8 +228,8 @@ impl<R> MetadataCache<R> {
         lacks
     }
 
-    /// Records that an inode, whose attributes are kept, has no extended attribute of this name, by an answer of the
-    /// servers to a query after `since`.
+    /// Records that an inode, whose attributes are kept, has no extended attribute of this name, by
+    /// an answer of the servers to a query after `since`.
     pub fn note_lack(&self, gfid: Gfid, name: &[u8], since: UpcallSequence, until: Instant) {
         let Some(bit) = bit_of(name) else { return };
         let mut kept = self.lock();
@@ -243,8 +248,9 @@ impl<R> MetadataCache<R> {
             && !lacks.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
-    /// Records that a directory was fetched from the servers. True if [`keep_dir`](MetadataCache::keep_dir) needs a
-    /// reference to the directory before names in it can be kept.
+    /// Records that a directory was fetched from the servers. True if
+    /// [`keep_dir`](MetadataCache::keep_dir) needs a reference to the directory before names in it
+    /// can be kept.
     pub fn record_fetch(&self, dir: Gfid, now: Instant) -> bool {
         match self.lock().dirs.get_mut(&dir) {
             Some(dir) => {
@@ -387,7 +393,8 @@ impl OwnChangeTimes {
     }
 }
 
-/// Subjects that this client is changing: the change may become visible at any time until the answer.
+/// Subjects that this client is changing: the change may become visible at any time until the
+/// answer.
 pub(crate) struct OwnChangeGuard<'a> {
     own: Arc<OwnChangeTimes>,
     things: Vec<ChangeSubject<'a>>,

@@ -6,11 +6,12 @@ use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, StatFs, Timesta
 
 use crate::volume::{set, zeroed_stat};
 
-/// The size of an efficient request, as in GlusterFS's own client. Servers do not agree on a size: the size in their
-/// answers about one file differs.
+/// The size of an efficient request, as in GlusterFS's own client. Servers do not agree on a size:
+/// the size in their answers about one file differs.
 const BLOCK: u32 = 128 << 10;
 
-/// The attributes in `stat`. They may be cached for `valid_for`. Fails with `EIO` for an unknown kind.
+/// The attributes in `stat`. They may be cached for `valid_for`. Fails with `EIO` for an unknown
+/// kind.
 pub fn attr(stat: &libc::stat, valid_for: Duration) -> Result<Attr> {
     let time =
         |secs: i64, nanos: i64| Timestamp { secs, nanos: nanos.clamp(0, 999_999_999) as u32 };
@@ -61,9 +62,10 @@ pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
     (stat, valid)
 }
 
-/// Attributes after a change of the values that are set, for a frontend that has those before. `None` if the servers may
-/// make another change at the same time: they drop set-user-id and set-group-id. The time of the change is unknown, so
-/// that the frontend may not keep the attributes.
+/// Attributes after a change of the values that are set, for a frontend that has those before.
+/// `None` if the servers may make another change at the same time: they drop set-user-id and
+/// set-group-id. The time of the change is unknown, so that the frontend may not keep the
+/// attributes.
 pub fn with_changes(
     before: Attr,
     size: Option<u64>,

@@ -1,8 +1,9 @@
 //! Changes that this client makes, and the attributes that the kernel got last.
 //!
-//! An answer of the servers holds as long as this client changes nothing. A write extends a known size, as the kernel
-//! does by itself. So a change of attributes can be answered without another question, and the contents that came with
-//! an open file are not read after this client has changed them.
+//! An answer of the servers holds as long as this client changes nothing. A write extends a known
+//! size, as the kernel does by itself. So a change of attributes can be answered without another
+//! question, and the contents that came with an open file are not read after this client has
+//! changed them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +26,8 @@ const KNOWN: usize = 32;
 pub struct ClientChanges {
     /// Number of beginnings and ends of changes.
     moments: AtomicU64,
-    /// The last beginning or end of a rename, which changes attributes of inodes that this client may not know.
+    /// The last beginning or end of a rename, which changes attributes of inodes that this client
+    /// may not know.
     renames: AtomicU64,
     places: [Mutex<ChangePlace>; PLACES],
 }
@@ -64,7 +66,8 @@ pub struct RecentAttributes {
     pub age: Duration,
     /// A moment before the query, in the order of messages of servers.
     pub reported: UpcallSequence,
-    /// The directory whose listing contained the inode: after a change in it, the attributes may be those of another one.
+    /// The directory whose listing contained the inode: after a change in it, the attributes may be
+    /// those of another one.
     pub listed_in: Option<Gfid>,
 }
 
@@ -108,8 +111,8 @@ impl ClientChanges {
         self.place(gfid).has_changed(since)
     }
 
-    /// Records attributes that the kernel gets, by a query that began after `since`, and after `reported` in the order of
-    /// messages of servers, or from the listing of a directory.
+    /// Records attributes that the kernel gets, by a query that began after `since`, and after
+    /// `reported` in the order of messages of servers, or from the listing of a directory.
     pub fn record_attributes(
         &self,
         gfid: Gfid,
@@ -125,7 +128,8 @@ impl ClientChanges {
         place.keep(gfid, KnownAttributes { attr: *attr, since, answer });
     }
 
-    /// The attributes that the servers sent less than `valid` ago, if this client has changed nothing since.
+    /// The attributes that the servers sent less than `valid` ago, if this client has changed
+    /// nothing since.
     pub fn recent_attributes(&self, gfid: Gfid, valid: Duration) -> Option<RecentAttributes> {
         let known = self.place(gfid).known_attributes(gfid)?;
         let ServerAnswer { at, reported, listed_in } = known.answer?;
@@ -151,8 +155,8 @@ impl ClientChanges {
         self.renames.fetch_max(self.advance(), Ordering::AcqRel);
     }
 
-    /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the data. Contents that
-    /// are older than the attributes of the kernel would stay in its pages.
+    /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the
+    /// data. Contents that are older than the attributes of the kernel would stay in its pages.
     pub fn still_has(&self, gfid: Gfid, attr: &Attr) -> bool {
         self.kernel_attributes(gfid).is_some_and(|known| has_same_data(&known, attr))
     }
@@ -226,7 +230,8 @@ impl ClientChange {
         self.after = Some((attr, None));
     }
 
-    /// Ends a change of a directory, in which a file was made at `time`. Nothing else of the directory has changed.
+    /// Ends a change of a directory, in which a file was made at `time`. Nothing else of the
+    /// directory has changed.
     pub fn finish_file_made(mut self, time: Timestamp) {
         let later = |old: Timestamp| old.max(time);
         self.after = self.before.map(|KnownAttributes { attr, answer, .. }| {
@@ -334,7 +339,8 @@ mod tests {
         assert!(changes.place(F).known.len() <= KNOWN);
     }
 
-    /// A kernel asks for attributes again after each read, and for a directory after each change in it.
+    /// A kernel asks for attributes again after each read, and for a directory after each change in
+    /// it.
     #[test]
     fn recent_answers_hold_until_a_change_and_a_new_file_gives_its_time_to_the_directory() {
         let (changes, long) = (Arc::new(ClientChanges::default()), Duration::from_secs(1000));

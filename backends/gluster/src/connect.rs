@@ -108,8 +108,8 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
     Ok(if options.keeps_here { gluster.with_metadata_cache() } else { gluster })
 }
 
-/// The query for the volfile, which shows if servers report changes by other clients, and the time for which frontends
-/// may cache, or the reason why they may not.
+/// The query for the volfile, which shows if servers report changes by other clients, and the time
+/// for which frontends may cache, or the reason why they may not.
 fn make_volfile_query(
     address: &VolumeAddress,
     servers: &[(String, u16)],
@@ -151,21 +151,23 @@ fn translators(
         _ => "TRACE",
     };
     let all = [
-        // Otherwise close(2) would return before the servers have the data, and the end of the process would
-        // lose it.
+        // Otherwise close(2) would return before the servers have the data, and the end of the
+        // process would lose it.
         ("*-write-behind", "flush-behind", "off"),
-        // A write with O_DIRECT returns when the servers have it, so that a file needs no flush after its only write.
+        // A write with O_DIRECT returns when the servers have it, so that a file needs no flush
+        // after its only write.
         ("*-write-behind", "strict-O_DIRECT", "on"),
-        // An open file must be readable after another client has removed it, and an open that is refused must fail.
-        // Without lazy opens, this translator still answers before the servers.
+        // An open file must be readable after another client has removed it, and an open that is
+        // refused must fail. Without lazy opens, this translator still answers before the servers.
         ("*-open-behind", "lazy-open", "no"),
         ("*-open-behind", "pass-through", "on"),
-        // Frontends cache data and attributes. Caches below would make them older than promised, and serve
-        // old data to a file that was opened after another client has closed it.
+        // Frontends cache data and attributes. Caches below would make them older than promised,
+        // and serve old data to a file that was opened after another client has closed it.
         ("*-quick-read", "max-file-size", "0"),
         ("*-io-cache", "cache-timeout", "0"),
         ("*-md-cache", "md-cache-timeout", "0"),
-        // Calls have threads, and transfers need none: an additional thread would only have to be woken.
+        // Calls have threads, and transfers need none: an additional thread would only have to be
+        // woken.
         ("*-io-threads", "pass-through", "on"),
         // Servers report changed access lists only to clients that register for them.
         ("*-md-cache", "cache-invalidation", if has_upcalls { "on" } else { "off" }),

@@ -1,10 +1,11 @@
-//! Small files that are opened for reading: their contents come with the open, by one request, and nothing is opened on
-//! the servers until something else is needed.
+//! Small files that are opened for reading: their contents come with the open, by one request, and
+//! nothing is opened on the servers until something else is needed.
 //!
-//! The contents are those of the moment of the open, so that a file that another client has closed before is read as
-//! that client left it. They are used as long as the open file is young, the kernel has got no other attributes, and this
-//! client has not changed the file. A file that stays open is opened on the servers a moment later: from then on, it can
-//! be used as long as it is open, also after another client has removed it.
+//! The contents are those of the moment of the open, so that a file that another client has closed
+//! before is read as that client left it. They are used as long as the open file is young, the
+//! kernel has got no other attributes, and this client has not changed the file. A file that stays
+//! open is opened on the servers a moment later: from then on, it can be used as long as it is
+//! open, also after another client has removed it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,8 +29,8 @@ static SMALL: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of contents that are kept now.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// The time after which a file that is still open is opened on the servers. Another client may change and remove it until
-/// then: it stays as it was at the open.
+/// The time after which a file that is still open is opened on the servers. Another client may
+/// change and remove it until then: it stays as it was at the open.
 const OPENED_AFTER: Duration = Duration::from_millis(50);
 
 /// Files that are opened on demand, of one volume, and the thread that opens them after a while.
@@ -115,8 +116,8 @@ pub struct SmallFile {
 pub struct FileContents(Vec<u8>);
 
 impl FileContents {
-    /// The contents of a file of about `size` bytes; `None` if the file is larger than [`LARGEST`], or if too much is
-    /// kept already.
+    /// The contents of a file of about `size` bytes; `None` if the file is larger than [`LARGEST`],
+    /// or if too much is kept already.
     ///
     /// # Errors
     ///

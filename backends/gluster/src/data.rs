@@ -77,8 +77,9 @@ impl Gluster {
         Ok(OpenReply { cache, ..self.add_open_file(file) })
     }
 
-    /// True if the pages that a kernel has of a file are valid: the servers tell of changes, and have told of none since
-    /// an open that dropped the pages. Otherwise, this open is to drop them.
+    /// True if the pages that a kernel has of a file are valid: the servers tell of changes, and
+    /// have told of none since an open that dropped the pages. Otherwise, this open is to drop
+    /// them.
     fn keeps_pages(&self, ino: Ino, gfid: Gfid, query: &QueryContext) -> bool {
         let Some(long) = self.watch.long().filter(|_| !self.settings.takes_turns) else {
             return false;
@@ -92,7 +93,8 @@ impl Gluster {
         is_valid
     }
 
-    /// A small file that root opens to read it through a kernel, with the contents of this moment. Servers check the rights of other users when they open a file.
+    /// A small file that root opens to read it through a kernel, with the contents of this moment.
+    /// Servers check the rights of other users when they open a file.
     fn small_file(&self, cx: &Context<'_>, gfid: Gfid, flags: OpenFlags) -> Option<SmallFile> {
         const OTHERS: u32 = OpenFlags::APPEND | OpenFlags::DIRECT | OpenFlags::NOATIME;
         let is_plain = !flags.writable() && !flags.has(OTHERS);
@@ -108,7 +110,8 @@ impl Gluster {
         Some(SmallFile::new(&self.volume, file, contents, (since, attr)))
     }
 
-    /// The part of the contents of an open file that a read gets, if it may, or must because the file is gone.
+    /// The part of the contents of an open file that a read gets, if it may, or must because the
+    /// file is gone.
     fn find_unopened_part<'a>(
         &self,
         file: &'a OpenVolumeFile,
@@ -123,8 +126,8 @@ impl Gluster {
         (is_new || matches!(file.handle(), Err(Errno::ENOENT | Errno::ESTALE))).then_some(part)
     }
 
-    /// Opens the files that are opened on demand, before their last name may be removed: those of an inode, or those
-    /// found in a directory.
+    /// Opens the files that are opened on demand, before their last name may be removed: those of
+    /// an inode, or those found in a directory.
     pub(crate) fn open_before(&self, is_meant: impl Fn(Ino) -> bool) {
         if !contents::has_unopened() {
             return;
@@ -144,7 +147,8 @@ impl Gluster {
         }
     }
 
-    /// Records that this client changes an inode, until the result is dropped, if a kernel uses the volume.
+    /// Records that this client changes an inode, until the result is dropped, if a kernel uses the
+    /// volume.
     pub(crate) fn client_change(&self, ino: Ino) -> Option<ClientChange> {
         let gfid = self.nodes.gfid(ino).ok()?;
         (!self.settings.takes_turns).then(|| self.changes.begin(gfid))
@@ -250,8 +254,8 @@ impl Gluster {
         written
     }
 
-    /// The target of a write. The flags of an open file may have changed since it was opened on the servers, where
-    /// only `O_APPEND` matters.
+    /// The target of a write. The flags of an open file may have changed since it was opened on the
+    /// servers, where only `O_APPEND` matters.
     fn target(&self, file: &OpenVolumeFile, args: WriteArgs) -> Result<WriteTarget> {
         let placed = |handle: &Arc<GfapiHandle>, offset| {
             Ok(WriteTarget { handle: Arc::clone(handle), offset, at: WritePosition::Offset })
@@ -281,8 +285,9 @@ impl Gluster {
         }
     }
 
-    /// Waits until the servers have all writes at offsets, before a write at the end of the file. GlusterFS's client
-    /// sends them at the same time, so that a server may determine the end before it has the other writes.
+    /// Waits until the servers have all writes at offsets, before a write at the end of the file.
+    /// GlusterFS's client sends them at the same time, so that a server may determine the end
+    /// before it has the other writes.
     fn wait_for_placed_writes(&self, file: &OpenVolumeFile) -> Result<()> {
         let open = self.nodes.open_files(file.ino);
         let writes =
@@ -384,7 +389,8 @@ impl Gluster {
         let _own =
             self.begin_own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
-            // The counter changes before and after the change: a write in between reads the mode again.
+            // The counter changes before and after the change: a write in between reads the mode
+            // again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
             changes();
             let changed = self.change((ino, fh), change, (&acting, own));
@@ -407,8 +413,8 @@ impl Gluster {
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
                 Err(Errno::EPERM) if self.is_set_id_drop(ino, change, &acting.query)? => {
-                    // A write by a user other than the owner drops the bits. The frontend has allowed the write; a
-                    // server would only let the owner change them.
+                    // A write by a user other than the owner drops the bits. The frontend has
+                    // allowed the write; a server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
                     self.set_named(ino, (&stat, valid))?;
                 }
@@ -418,7 +424,8 @@ impl Gluster {
         if change.size.is_some() && change.kill_suidgid {
             self.drop_set_id(ino, &acting.query)?;
         }
-        // The kernel gets what it has, with the change, and asks again when it needs the time of the change.
+        // The kernel gets what it has, with the change, and asks again when it needs the time of
+        // the change.
         if let Some(own) = own
             && let Some(before) = own.previous_attributes()
             && let Some(attr) = with_changes(before, change.size, (&stat, valid))
@@ -430,8 +437,9 @@ impl Gluster {
         self.fetch_attributes(ino, &acting.query)
     }
 
-    /// Drops set-user-id and set-group-id before a write if the frontend requests it. The servers drop file
-    /// capabilities by themselves, but write with the rights of root, and keep these bits.
+    /// Drops set-user-id and set-group-id before a write if the frontend requests it. The servers
+    /// drop file capabilities by themselves, but write with the rights of root, and keep these
+    /// bits.
     fn prepare_write(
         &self,
         cx: &Context<'_>,
@@ -447,15 +455,16 @@ impl Gluster {
             return Ok(());
         };
         let _change = self.watch.begin_change(&[self.nodes.gfid(file.ino)?]);
-        // A server would only let the owner change the mode, but the frontend has allowed the write.
+        // A server would only let the owner change the mode, but the frontend has allowed the
+        // write.
         self.volume.act_as(0, 0, &[]);
         let dropped = file.handle()?.chmod(plain);
         self.volume.act_as(cx.caller.uid, cx.caller.gid, &[]);
         dropped
     }
 
-    /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
-    /// owner change them, but the frontend has allowed it.
+    /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a
+    /// server would only let the owner change them, but the frontend has allowed it.
     fn drop_set_id(&self, ino: Ino, query: &QueryContext) -> Result<()> {
         let perm = self.fetch_attributes(ino, query)?.perm;
         let mut stat = zeroed_stat();

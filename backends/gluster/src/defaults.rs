@@ -1,7 +1,7 @@
 //! A cache of the directories with a default access list, which replaces the umask of new files.
 //!
-//! The servers know no umask. Without the cache, each creation would first read the list of its directory from the
-//! servers.
+//! The servers know no umask. Without the cache, each creation would first read the list of its
+//! directory from the servers.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,8 +26,8 @@ struct DefaultAclState {
 }
 
 impl DefaultAclCache {
-    /// True if the directory has a default access list: by an answer that is not older than `valid`, or by a call of
-    /// `ask`.
+    /// True if the directory has a default access list: by an answer that is not older than
+    /// `valid`, or by a call of `ask`.
     pub fn has(&self, dir: Gfid, valid: Duration, ask: impl FnOnce() -> bool) -> bool {
         let before = {
             let inner = self.lock();

@@ -1,7 +1,8 @@
 //! The functions of libgfapi, loaded when the first volume is opened.
 //!
-//! Each function is loaded in the version whose types are declared here: libgfapi keeps older versions of a name with
-//! other arguments. A program of this project thus starts without the library.
+//! Each function is loaded in the version whose types are declared here: libgfapi keeps older
+//! versions of a name with other arguments. A program of this project thus starts without the
+//! library.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uchar, c_ulong, c_void};
 use std::sync::OnceLock;
@@ -58,8 +59,8 @@ macro_rules! functions {
 
         impl GfapiLibrary {
             fn load(file: &CStr) -> Result<GfapiLibrary, MissingLibrary> {
-                // SAFETY: the name ends with NUL, and loading the library runs only its initializers, as in any program
-                // that links it.
+                // SAFETY: the name ends with NUL, and loading the library runs only its
+                // initializers, as in any program that links it.
                 let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err(MissingLibrary(format!(

@@ -20,9 +20,11 @@ pub struct GfapiHandle {
     is_dir: bool,
 }
 
-// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller protects by a mutex.
+// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller
+// protects by a mutex.
 unsafe impl Send for GfapiHandle {}
-// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller protects by a mutex.
+// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller
+// protects by a mutex.
 unsafe impl Sync for GfapiHandle {}
 
 /// The lock owner of handles that take no locks.
@@ -51,8 +53,8 @@ impl GfapiHandle {
         }
         let handle = GfapiHandle { volume: Arc::clone(volume), raw, is_dir };
         if !is_dir {
-            // Without an owner, closing sends the owner of the last lock of this thread, whose locks the servers then
-            // drop.
+            // Without an owner, closing sends the owner of the last lock of this thread, whose
+            // locks the servers then drop.
             handle.set_lock_owner(NOBODY)?;
         }
         Ok(handle)
@@ -103,7 +105,8 @@ impl GfapiHandle {
         })
     }
 
-    /// Writes from `offset` on, with flags of an open file for this write alone. Returns the number of bytes.
+    /// Writes from `offset` on, with flags of an open file for this write alone. Returns the number
+    /// of bytes.
     pub fn write(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let (start, len, offset) = (bytes.as_ptr().cast(), bytes.len(), position(offset)?);
         let write = self.volume.library().glfs_pwrite;
@@ -249,16 +252,17 @@ impl GfapiHandle {
         unsafe { (self.volume.library().glfs_seekdir)(self.raw, position as i64) };
     }
 
-    /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. With `keeps`,
-    /// libgfapi keeps the inode. No other thread may list through this handle at the same time.
+    /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the
+    /// end. With `keeps`, libgfapi keeps the inode. No other thread may list through this handle at
+    /// the same time.
     pub fn next_entry(&self, plus: bool, keeps: bool) -> Result<Option<VolumeDirEntry>> {
         /// `GFAPI_XREADDIRP_STAT` and `GFAPI_XREADDIRP_HANDLE`.
         const PLUS: u32 = 3;
         let library = self.volume.library();
         let mut room = MaybeUninit::<libc::dirent64>::zeroed();
         let (mut xstat, mut entry) = (null_mut(), null_mut());
-        // SAFETY: `entry` is null or points to `room`, whose name ends with NUL; `xstat` and its target belong to this
-        // call until they are freed.
+        // SAFETY: `entry` is null or points to `room`, whose name ends with NUL; `xstat` and its
+        // target belong to this call until they are freed.
         unsafe {
             let next = library.glfs_xreaddirplus_r;
             let flags = if plus { PLUS } else { 0 };
@@ -283,7 +287,8 @@ impl GfapiHandle {
         }
     }
 
-    /// Closes, and returns the errors of delayed writes. The servers drop the locks of the lock owner.
+    /// Closes, and returns the errors of delayed writes. The servers drop the locks of the lock
+    /// owner.
     pub fn close(self) -> Result<()> {
         let mut this = self;
         this.close_once()
@@ -297,7 +302,8 @@ impl GfapiHandle {
         let library = self.volume.library();
         // The call for directories sends no flush, but crashes with the handle of a file.
         let close = if self.is_dir { library.glfs_closedir } else { library.glfs_close };
-        // SAFETY: called once, with no operation in flight: each operation owns a reference to this handle.
+        // SAFETY: called once, with no operation in flight: each operation owns a reference to this
+        // handle.
         check(unsafe { close(raw) }).map(drop)
     }
 }
@@ -320,9 +326,10 @@ impl Drop for GfapiHandle {
     }
 }
 
-/// Performs an operation on an open file. A brick that was away, and is there again, knows an open file only after the
-/// client has opened the file again, a moment later: until then, an operation fails with `EBADFD`. It is repeated, and
-/// fails with `ENOTCONN` at the end, as while the brick is away.
+/// Performs an operation on an open file. A brick that was away, and is there again, knows an open
+/// file only after the client has opened the file again, a moment later: until then, an operation
+/// fails with `EBADFD`. It is repeated, and fails with `ENOTCONN` at the end, as while the brick is
+/// away.
 fn run_on_open<T>(mut once: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in REOPEN_PAUSES_MS {
         match once() {

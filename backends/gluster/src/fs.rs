@@ -25,7 +25,8 @@ impl FileSystem for Gluster {
             listings_bring_entries: true,
             posix_acl: self.settings.posix_acl,
             locks: LockSupport::FileSystem,
-            // The servers clear file capabilities at each write. This crate clears the mode bits before the write.
+            // The servers clear file capabilities at each write. This crate clears the mode bits
+            // before the write.
             kill_suidgid: true,
             submits: self.settings.submits,
             negative_lifetime: Duration::ZERO,
@@ -44,8 +45,8 @@ impl FileSystem for Gluster {
             Some(name) => self.nodes.part_of_name(ino, name.as_bytes()),
             None => self.nodes.part(ino),
         };
-        // Directories are in all subvolumes. If its subvolume is unknown, each inode may be in a lost one, and so is a
-        // domain of its own.
+        // Directories are in all subvolumes. If its subvolume is unknown, each inode may be in a
+        // lost one, and so is a domain of its own.
         let domain = part.map_or(ino.0 as u32 & !OF_PARTS, |part| OF_PARTS | u32::from(part.0));
         Some(FailureDomain(domain))
     }
@@ -292,8 +293,8 @@ impl FileSystem for Gluster {
     }
 
     fn copy_file_range(&self, _: &Context<'_>, _: &CopyRange) -> Result<u64> {
-        // glfs_copy_file_range copies on the servers, but leaves the former data of the target in the caches
-        // of libgfapi, where a read finds it. The frontend copies.
+        // glfs_copy_file_range copies on the servers, but leaves the former data of the target in
+        // the caches of libgfapi, where a read finds it. The frontend copies.
         Err(Errno::EOPNOTSUPP)
     }
 

@@ -40,8 +40,8 @@ use crate::{GlusterOptions, connect};
 /// Time for which the groups of a process are cached.
 const GROUPS_VALID_FOR: Duration = Duration::from_secs(1);
 
-/// Time for which a mode without set-user-id is cached, for writes to an open file. Other clients may set the bit
-/// meanwhile; changes by this client count at once.
+/// Time for which a mode without set-user-id is cached, for writes to an open file. Other clients
+/// may set the bit meanwhile; changes by this client count at once.
 const MODE_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// The warning about a sharded volume. GlusterFS's own client damages files in the same way.
@@ -58,7 +58,8 @@ pub struct Gluster {
     pub(crate) nodes: Arc<GlusterInodes>,
     parts: Arc<SubvolumeMap>,
     pub(crate) watch: Arc<CacheCoherence>,
-    /// The query to the management servers, and the longest time for which frontends may cache, if they may for long.
+    /// The query to the management servers, and the longest time for which frontends may cache, if
+    /// they may for long.
     asks: Option<(VolfileQuery, Duration)>,
     pub(crate) open: RwLock<HashMap<u64, OpenObject>>,
     next_fh: AtomicU64,
@@ -129,19 +130,21 @@ pub(crate) enum OpenObject {
     Dir(Arc<OpenListing>),
 }
 
-/// The last time when a file was seen without bits that a write drops, and the number of mode changes by this client
-/// until then.
+/// The last time when a file was seen without bits that a write drops, and the number of mode
+/// changes by this client until then.
 #[derive(Default)]
 pub(crate) struct PlainModeCache(Mutex<Option<(Instant, u64)>>);
 
 impl PlainModeCache {
-    /// True if the file was seen without these bits a moment ago, and this client has changed no mode since.
+    /// True if the file was seen without these bits a moment ago, and this client has changed no
+    /// mode since.
     pub(crate) fn is_known(&self, changes: u64) -> bool {
         let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.is_some_and(|(at, before)| before == changes && at.elapsed() < MODE_VALID_FOR)
     }
 
-    /// Records that the file had this mode after `changes`. Returns the mode that a write leaves, if it differs.
+    /// Records that the file had this mode after `changes`. Returns the mode that a write leaves,
+    /// if it differs.
     pub(crate) fn record_mode(&self, mode: u32, changes: u64) -> Option<u32> {
         let (perm, plain) = (mode & 0o7777, drop_set_id(mode & 0o7777, true));
         if plain != perm {
@@ -177,8 +180,8 @@ impl Gluster {
     ///
     /// # Errors
     ///
-    /// A text that names the object and the next step: a wrong form, a missing library, servers that cannot
-    /// be reached, a volume or a directory that is not there.
+    /// A text that names the object and the next step: a wrong form, a missing library, servers
+    /// that cannot be reached, a volume or a directory that is not there.
     pub fn connect(address: &str, options: &GlusterOptions) -> Result<Gluster, String> {
         connect::open(&VolumeAddress::with_options(address, options)?, options)
     }
@@ -256,7 +259,8 @@ impl Gluster {
         }
     }
 
-    /// Starts the threads that take messages of servers, and that notify frontends of changes by other clients.
+    /// Starts the threads that take messages of servers, and that notify frontends of changes by
+    /// other clients.
     pub(crate) fn start_telling(&self) {
         let Some((asks, long)) = self.asks.clone() else { return };
         if let Err(errno) = upcalls::take(&self.volume, &self.watch.inbox) {
@@ -372,7 +376,8 @@ impl Gluster {
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
 
-    /// The attributes of an inode, from the answer to a query. Messages about the inode arrive if `is_watched`.
+    /// The attributes of an inode, from the answer to a query. Messages about the inode arrive if
+    /// `is_watched`.
     pub(crate) fn attr_of(
         &self,
         ino: Ino,
@@ -402,8 +407,8 @@ impl Gluster {
         }
     }
 
-    /// Keeps the answer about an inode, also for a name in a directory, if answers are kept here. `refer` makes a
-    /// reference to the inode.
+    /// Keeps the answer about an inode, also for a name in a directory, if answers are kept here.
+    /// `refer` makes a reference to the inode.
     pub(crate) fn keep_answer(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
@@ -482,16 +487,17 @@ impl Gluster {
         attr(&stat, self.watch.short_lifetime()).ok()
     }
 
-    /// The attributes of an inode that a kernel asks for again although they hold, because it assumes that a read or a
-    /// change in the directory has changed them: they are as valid as they were.
+    /// The attributes of an inode that a kernel asks for again although they hold, because it
+    /// assumes that a read or a change in the directory has changed them: they are as valid as they
+    /// were.
     pub(crate) fn find_recent_attributes(&self, ino: Ino) -> Option<Attr> {
         if self.settings.takes_turns {
             return None;
         }
         let gfid = self.nodes.gfid(ino).ok()?;
         let recent = self.changes.recent_attributes(gfid, self.watch.short_lifetime())?;
-        // The change time of a directory shows changes by others that servers do not report. It must be asked for after
-        // each change of this client, which would hide an earlier one.
+        // The change time of a directory shows changes by others that servers do not report. It
+        // must be asked for after each change of this client, which would hide an earlier one.
         if self.watch.is_on() && recent.attr.kind == FileKind::Directory {
             return None;
         }
@@ -502,7 +508,8 @@ impl Gluster {
         is_valid.then_some(Attr { valid_for, ..recent.attr })
     }
 
-    /// Records that a file was made in a directory, whose attributes have no other change than the time, if that is known.
+    /// Records that a file was made in a directory, whose attributes have no other change than the
+    /// time, if that is known.
     pub(crate) fn finish_file_made(&self, change: Option<ClientChange>, stat: &libc::stat) {
         if let Some(change) = change.filter(|_| self.settings.graph.has_client_times) {
             let nanos = stat.st_ctime_nsec as u32;
@@ -532,8 +539,9 @@ impl Gluster {
         Ok(stat)
     }
 
-    /// True if no other client has changed a directory lately. If the servers do not report changes, the change time of
-    /// the directory decides, which comes from the clock of the client that changed it.
+    /// True if no other client has changed a directory lately. If the servers do not report
+    /// changes, the change time of the directory decides, which comes from the clock of the client
+    /// that changed it.
     pub(crate) fn is_quiet(&self, dir: Gfid, query: &QueryContext) -> bool {
         self.watch.is_quiet(&self.volume, dir).unwrap_or_else(|| {
             let Ok(stat) = self.look_at(dir, query) else { return false };
@@ -584,7 +592,8 @@ impl Gluster {
         Some(turns.names(&names))
     }
 
-    /// The locks for the inodes `changed`, whose names are changed in `dirs`. Taken after the locks of the names.
+    /// The locks for the inodes `changed`, whose names are changed in `dirs`. Taken after the locks
+    /// of the names.
     pub(crate) fn lock_inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Option<ChangeGuard<'_>> {
         Some(self.turns.as_ref()?.inodes(dirs, changed))
     }
@@ -594,19 +603,22 @@ impl Gluster {
         Some(self.turns.as_ref()?.move_directory())
     }
 
-    /// True if no kernel has checked a change of a name just before, so that this crate must check it.
+    /// True if no kernel has checked a change of a name just before, so that this crate must check
+    /// it.
     pub(crate) fn checks_changes(&self) -> bool {
         self.turns.is_some()
     }
 
-    /// Records an [`begin_own_change`](Gluster::begin_own_change) of the attributes of an inode that frontends know.
+    /// Records an [`begin_own_change`](Gluster::begin_own_change) of the attributes of an inode
+    /// that frontends know.
     pub(crate) fn begin_own_change_of(&self, ino: Ino) -> Option<OwnChangeGuard<'static>> {
         self.answers.as_ref()?;
         self.begin_own_change(&[ChangeSubject::Attributes(self.nodes.gfid(ino).ok()?)])
     }
 
-    /// The inode of a name, and true if it is a directory, for a change of the name that also changes the attributes of
-    /// the inode. `None` if there is none, or if the frontend is a kernel, which knows the inode.
+    /// The inode of a name, and true if it is a directory, for a change of the name that also
+    /// changes the attributes of the inode. `None` if there is none, or if the frontend is a
+    /// kernel, which knows the inode.
     pub(crate) fn child(
         &self,
         (dir, gfid): (&InodeObject<'_>, Gfid),
@@ -698,8 +710,8 @@ impl Gluster {
         self.open.read().unwrap_or_else(PoisonError::into_inner).get(&fh.0).cloned()
     }
 
-    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open files; fails with
-    /// `ESTALE` if there is none.
+    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open
+    /// files; fails with `ESTALE` if there is none.
     pub(crate) fn reach<T>(
         &self,
         ino: Ino,
@@ -730,16 +742,18 @@ impl Gluster {
         opened.map_err(|errno| self.map_inode_error(ino, errno))
     }
 
-    /// Records that an operation found an inode to be gone: the next one asks the servers for it, which may have moved it.
+    /// Records that an operation found an inode to be gone: the next one asks the servers for it,
+    /// which may have moved it.
     pub(crate) fn record_missing(&self, gfid: Gfid, errno: Errno) {
         if matches!(errno, Errno::ENOENT | Errno::ESTALE) {
             self.volume.release_inode(gfid);
         }
     }
 
-    /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the
-    /// frontend looks up again the name by which it found the inode: another client may have replaced it, and then the
-    /// name existed all the time. No answer in the metadata cache may lead to the inode after that.
+    /// The error of an operation on an inode, which has no name of its own that could be missing.
+    /// After `ESTALE`, the frontend looks up again the name by which it found the inode: another
+    /// client may have replaced it, and then the name existed all the time. No answer in the
+    /// metadata cache may lead to the inode after that.
     pub(crate) fn map_inode_error(&self, ino: Ino, errno: Errno) -> Errno {
         if !matches!(errno, Errno::ENOENT | Errno::ESTALE) {
             return errno;
@@ -753,9 +767,9 @@ impl Gluster {
     }
 }
 
-/// Repeats an operation a little later if an inode seems to be gone: while another client changes an inode, the bricks
-/// of a replicated volume differ for a moment, and an inode of a renamed directory has no path. The frontend repeats
-/// only once more.
+/// Repeats an operation a little later if an inode seems to be gone: while another client changes
+/// an inode, the bricks of a replicated volume differ for a moment, and an inode of a renamed
+/// directory has no path. The frontend repeats only once more.
 pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
     const PAUSES_MS: [u64; 4] = [2, 10, 40, 100];
     let mut done = once();
@@ -769,13 +783,14 @@ pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
     done
 }
 
-/// The time for which this process keeps a name that a frontend could keep for `valid`: for `long`, or for a short
-/// time. An answer that a message has overtaken does not hold anyway.
+/// The time for which this process keeps a name that a frontend could keep for `valid`: for `long`,
+/// or for a short time. An answer that a message has overtaken does not hold anyway.
 fn name_holds(valid: Duration, long: Duration) -> Duration {
     if valid == long { long } else { long.min(DIRECTORIES_HOLD) }
 }
 
-/// The hash by which the name of a file is assigned to a subvolume. Directories are in all subvolumes.
+/// The hash by which the name of a file is assigned to a subvolume. Directories are in all
+/// subvolumes.
 fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<LayoutHash> {
     let is_file = attr.kind != FileKind::Directory;
     name.filter(|_| is_file).map(|name| LayoutHash::from_name(name.as_bytes()))
@@ -788,8 +803,8 @@ impl Drop for Gluster {
     }
 }
 
-/// True if a change at `seconds` has ended on all servers at `now`. A change in the future has not: the clock of
-/// another client is ahead.
+/// True if a change at `seconds` has ended on all servers at `now`. A change in the future has not:
+/// the clock of another client is ahead.
 fn is_past(seconds: i64, now: SystemTime) -> bool {
     let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     now.saturating_sub(seconds) > CHANGES.as_secs() as i64

@@ -1,12 +1,12 @@
 //! Volfiles: descriptions of translators, which are libraries that this process loads.
 //!
-//! A translator is named by the path of its library below a directory of GlusterFS, and the name may lead out of that
-//! directory. So the author of the file decides on the code of this process. Therefore a file is accepted by the same
-//! rules as a program that the user executes: it must belong to root or to the user of this process, and no other user
-//! may have write access.
+//! A translator is named by the path of its library below a directory of GlusterFS, and the name
+//! may lead out of that directory. So the author of the file decides on the code of this process.
+//! Therefore a file is accepted by the same rules as a program that the user executes: it must
+//! belong to root or to the user of this process, and no other user may have write access.
 //!
-//! The file is opened once. The checks and the text refer to the open file, and libgfapi reads a copy of the text that
-//! cannot be changed.
+//! The file is opened once. The checks and the text refer to the open file, and libgfapi reads a
+//! copy of the text that cannot be changed.
 
 use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions};
@@ -29,12 +29,13 @@ impl GraphFile {
     ///
     /// # Errors
     ///
-    /// A text that names the file and the next step: it cannot be read, it is no regular file, or another user could
-    /// have written it.
+    /// A text that names the file and the next step: it cannot be read, it is no regular file, or
+    /// another user could have written it.
     pub fn open(path: &Path) -> Result<GraphFile, String> {
         let wrong = |why: &str| format!("volume file {}: {why}", path.display());
         let failed = |error: std::io::Error| wrong(&format!("{error}: name another file"));
-        // A fifo must not wait for a writer, and a terminal must not become the terminal of this process.
+        // A fifo must not wait for a writer, and a terminal must not become the terminal of this
+        // process.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let is_own = |uid| uid == 0 || uid == rustix::process::geteuid().as_raw();
@@ -127,7 +128,8 @@ mod tests {
         fs::read_to_string(std::ffi::OsStr::from_bytes(file.path().as_bytes())).unwrap()
     }
 
-    /// Any user with write access to the file could have libraries loaded by the mount of another user.
+    /// Any user with write access to the file could have libraries loaded by the mount of another
+    /// user.
     #[test]
     fn a_volume_file_that_others_could_have_written_is_refused() {
         let place = GraphFileDirectory::new("graph-others");

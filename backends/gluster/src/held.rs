@@ -1,8 +1,8 @@
 //! References to the inodes that were used last.
 //!
-//! libgfapi forgets an inode when its last object is closed. At the next use, before the operation itself, it looks the
-//! inode up on its brick, or a directory on all bricks. A reference costs more than a kilobyte of memory, so that their
-//! number depends on the memory of the machine.
+//! libgfapi forgets an inode when its last object is closed. At the next use, before the operation
+//! itself, it looks the inode up on its brick, or a directory on all bricks. A reference costs more
+//! than a kilobyte of memory, so that their number depends on the memory of the machine.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -39,7 +39,8 @@ pub struct HeldInodes<T> {
 
 struct HeldShard<T> {
     held: HashMap<Gfid, HeldReference<T>>,
-    /// The order in which references are considered for removal. May contain identities without a reference.
+    /// The order in which references are considered for removal. May contain identities without a
+    /// reference.
     order: VecDeque<Gfid>,
 }
 
@@ -111,7 +112,8 @@ impl<T> HeldShard<T> {
     /// Removes references that were not used lately, until there are at most `limit`. Returns them.
     fn shrink(&mut self, limit: usize) -> Vec<HeldReference<T>> {
         let mut removed = Vec::new();
-        // Each identity is considered at most twice. Identities without a reference are not kept for long.
+        // Each identity is considered at most twice. Identities without a reference are not kept
+        // for long.
         let mut steps = 2 * self.order.len();
         while steps > 0 && (self.held.len() > limit || self.order.len() > 2 * limit) {
             steps -= 1;

@@ -76,15 +76,15 @@ fn defaults(frontend: &FrontendProperties) -> GlusterOptions {
         in_application: frontend.threads != CallingThreads::Serving,
         submits: frontend.threads == CallingThreads::Serving
             || frontend.locks == LockPlace::Frontend,
-        // If processes open the volume separately, no process receives messages about the changes of the others in
-        // time.
+        // If processes open the volume separately, no process receives messages about the changes
+        // of the others in time.
         upcall_time: match frontend.concurrent && frontend.locks != LockPlace::FileSystem {
             true => Duration::ZERO,
             false => base.upcall_time,
         },
         keeps_here: frontend.locks == LockPlace::FileSystem,
-        // The programs of a run cache nothing, because they see each other's changes at once: all changes come through
-        // here.
+        // The programs of a run cache nothing, because they see each other's changes at once: all
+        // changes come through here.
         untold_for: match frontend.concurrent {
             true => base.valid_for,
             false => Duration::ZERO,

@@ -1,12 +1,14 @@
 //! A GlusterFS volume, through libgfapi instead of GlusterFS's own FUSE client.
 //!
-//! Inodes are known by their GFID, the identity that all servers of a volume agree on. Reads, writes and syncs
-//! are asynchronous; all other operations block their thread, as libgfapi has no other form of them. The
-//! servers check the rights of every caller, and keep POSIX locks for all clients.
+//! Inodes are known by their GFID, the identity that all servers of a volume agree on. Reads,
+//! writes and syncs are asynchronous; all other operations block their thread, as libgfapi has no
+//! other form of them. The servers check the rights of every caller, and keep POSIX locks for all
+//! clients.
 //!
-//! libgfapi is loaded when the first volume is opened, so that programs start and build without it. The crate caches no
-//! data, and has no file system checks of its own: the servers define the volume. It keeps names and attributes only
-//! for several frontends that share it, while servers report changes.
+//! libgfapi is loaded when the first volume is opened, so that programs start and build without it.
+//! The crate caches no data, and has no file system checks of its own: the servers define the
+//! volume. It keeps names and attributes only for several frontends that share it, while servers
+//! report changes.
 
 mod absent;
 mod address;
@@ -76,22 +78,25 @@ pub struct GlusterOptions {
     pub port: u16,
     /// Validity of names and attributes in frontends.
     pub valid_for: Duration,
-    /// The longest validity if servers report changes by other clients (`features.cache-invalidation`), at most half of
-    /// the time for which they do. Zero: never longer than `valid_for`.
+    /// The longest validity if servers report changes by other clients
+    /// (`features.cache-invalidation`), at most half of the time for which they do. Zero: never
+    /// longer than `valid_for`.
     pub upcall_time: Duration,
-    /// Answers are kept for that time in this process, and not in the frontends. For several frontends, which receive
-    /// no notifications of each other's changes.
+    /// Answers are kept for that time in this process, and not in the frontends. For several
+    /// frontends, which receive no notifications of each other's changes.
     pub keeps_here: bool,
-    /// The time for which this process keeps answers if servers do not report changes. With `keeps_here`.
+    /// The time for which this process keeps answers if servers do not report changes. With
+    /// `keeps_here`.
     pub untold_for: Duration,
-    /// Seconds without an answer after which a connection to a brick is given up. `None`: as the volume says.
+    /// Seconds without an answer after which a connection to a brick is given up. `None`: as the
+    /// volume says.
     pub ping_timeout: Option<u16>,
     /// Access lists are served, if the servers keep them.
     pub acl: bool,
     /// The calling threads belong to an application, which continues after the volume is closed.
     pub in_application: bool,
-    /// Threads of libgfapi answer reads, writes and syncs. These answers must not wait for anything: all others need
-    /// these threads.
+    /// Threads of libgfapi answer reads, writes and syncs. These answers must not wait for
+    /// anything: all others need these threads.
     pub submits: bool,
 }
 

@@ -22,7 +22,8 @@ pub(crate) struct OpenListing {
 /// Maximum number of entries that are taken from libgfapi at a time.
 const BATCH: usize = 128;
 
-/// Longest time between two answers of a listing, so that its entries are not older than answers may be.
+/// Longest time between two answers of a listing, so that its entries are not older than answers
+/// may be.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The place of a listing.
@@ -33,7 +34,8 @@ struct ListingCursor {
     batch: VecDeque<VolumeDirEntry>,
     /// The entries were requested with attributes.
     with: bool,
-    /// The listed inodes and attributes belong to their names: no other client was changing the names.
+    /// The listed inodes and attributes belong to their names: no other client was changing the
+    /// names.
     is_believed: bool,
     /// The time of the last answer.
     answered: Instant,
@@ -124,10 +126,10 @@ impl Gluster {
         }
     }
 
-    /// Takes the next entries from libgfapi, none at the end. A server that is performing a change may list a name with
-    /// the inode of the former file and the attributes of the new one. In a directory that another client has changed
-    /// lately, inodes and attributes of names are therefore not returned, and frontends look up the names that they
-    /// need.
+    /// Takes the next entries from libgfapi, none at the end. A server that is performing a change
+    /// may list a name with the inode of the former file and the attributes of the new one. In a
+    /// directory that another client has changed lately, inodes and attributes of names are
+    /// therefore not returned, and frontends look up the names that they need.
     fn take_entries(
         &self,
         dir: &OpenListing,
@@ -136,8 +138,9 @@ impl Gluster {
     ) -> Result<()> {
         at.with = plus;
         let keeps = plus && (self.watch.is_on() || self.keeps_listings());
-        // A replicated volume continues with the brick on which a listing began, even if the brick is lost: each brick
-        // has another order. If no entry was returned yet, the listing may begin again.
+        // A replicated volume continues with the brick on which a listing began, even if the brick
+        // is lost: each brick has another order. If no entry was returned yet, the listing may
+        // begin again.
         let begins = at.position == 0;
         let may_go_on = begins || !self.settings.graph.is_replicated;
         let mut pauses = REOPEN_PAUSES_MS.into_iter();
@@ -183,9 +186,9 @@ impl Gluster {
         Ok(())
     }
 
-    /// Looks up a listed name if the server sent no attributes, as for some directories, and for a name that another
-    /// client is just making or removing: without them, the inode number would be a number of the server, and the kind
-    /// unknown. False if the name is missing.
+    /// Looks up a listed name if the server sent no attributes, as for some directories, and for a
+    /// name that another client is just making or removing: without them, the inode number would be
+    /// a number of the server, and the kind unknown. False if the name is missing.
     fn complete(&self, dir: &OpenListing, listed: &mut VolumeDirEntry, plus: bool) -> bool {
         let is_itself = listed.name == b"." || listed.name == b"..";
         if is_itself || !plus || listed.found.is_some() {
@@ -224,7 +227,8 @@ impl Gluster {
         self.entry_of((*gfid, stat), place, query).ok()
     }
 
-    /// Keeps the attributes of a listed name in this process, although the frontend did not request them.
+    /// Keeps the attributes of a listed name in this process, although the frontend did not request
+    /// them.
     fn keep_listed(&self, (dir, query): (&OpenListing, &QueryContext), listed: &VolumeDirEntry) {
         if let Some((gfid, stat)) = &listed.found
             && listed.name != b"."

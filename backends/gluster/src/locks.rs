@@ -1,8 +1,8 @@
 //! POSIX locks, which the servers keep for all clients.
 //!
-//! A server identifies the owner of a lock by a key of the handle through which the lock was taken, so that each owner
-//! has a handle of its own. flock(2) locks are kept in this process: GlusterFS has none, and would mix them with POSIX
-//! locks of the same program.
+//! A server identifies the owner of a lock by a key of the handle through which the lock was taken,
+//! so that each owner has a handle of its own. flock(2) locks are kept in this process: GlusterFS
+//! has none, and would mix them with POSIX locks of the same program.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,13 @@ const MAX_OWNERS: usize = 1 << 14;
 /// Maximum number of lock waiters, for each of which the request is repeated periodically.
 const MAX_WAITS: usize = 256;
 
-/// Maximum number of owners, and of waiters, of one user other than root, so that no user takes all.
+/// Maximum number of owners, and of waiters, of one user other than root, so that no user takes
+/// all.
 const OWNERS_OF_USER: usize = MAX_OWNERS / 4;
 const WAITS_OF_USER: usize = MAX_WAITS / 4;
 
-/// Time between two requests for a lock waiter: the servers report a free lock only to a thread that waits, and such a
-/// thread could not be interrupted.
+/// Time between two requests for a lock waiter: the servers report a free lock only to a thread
+/// that waits, and such a thread could not be interrupted.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// The locks of a file system.
@@ -78,7 +79,8 @@ impl VolumeLocks {
         }
     }
 
-    /// Drops all locks of an owner, because it closed a descriptor of the file. True if the owner had some.
+    /// Drops all locks of an owner, because it closed a descriptor of the file. True if the owner
+    /// had some.
     pub fn drop_owner(&self, ino: Ino, owner: LockOwner) -> Result<bool> {
         let dropped = self.lock().remove(&(ino, owner));
         match dropped {

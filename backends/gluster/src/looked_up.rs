@@ -1,7 +1,8 @@
 //! The names that a kernel has looked up a moment ago.
 //!
-//! libgfapi has one call to remove a name, for files and directories. A kernel has looked the name up just before, and
-//! libgfapi still knows the inode of the name: then no further lookup is necessary to know its kind.
+//! libgfapi has one call to remove a name, for files and directories. A kernel has looked the name
+//! up just before, and libgfapi still knows the inode of the name: then no further lookup is
+//! necessary to know its kind.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,7 +37,8 @@ impl LookedUpNames {
         names.insert((dir, name.into()), LookedUpChild { gfid, is_dir, at: Instant::now() });
     }
 
-    /// Removes a name. Returns its inode, and true if that is a directory, if it was looked up less than `valid` ago.
+    /// Removes a name. Returns its inode, and true if that is a directory, if it was looked up less
+    /// than `valid` ago.
     pub fn take(&self, (dir, name): (Gfid, &[u8]), valid: Duration) -> Option<(Gfid, bool)> {
         let child = self.lock().remove(&(dir, Box::from(name)))?;
         (child.at.elapsed() < valid).then_some((child.gfid, child.is_dir))

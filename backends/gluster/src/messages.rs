@@ -1,9 +1,10 @@
 //! The messages of libgfapi.
 //!
-//! libgfapi writes its messages to a file that it opens by name. The standard error has no such name if it is a socket,
-//! as under systemd, and may belong to another user, as after su(1). A daemon therefore gives libgfapi a pipe, and a
-//! thread passes each message on to the log of the program. In an application, whose descriptors may be closed at any
-//! time, libgfapi gets a duplicate of the standard error.
+//! libgfapi writes its messages to a file that it opens by name. The standard error has no such
+//! name if it is a socket, as under systemd, and may belong to another user, as after su(1). A
+//! daemon therefore gives libgfapi a pipe, and a thread passes each message on to the log of the
+//! program. In an application, whose descriptors may be closed at any time, libgfapi gets a
+//! duplicate of the standard error.
 
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -33,7 +34,8 @@ pub struct LogPipe {
 }
 
 impl LogPipe {
-    /// Makes the pipe and starts the thread that passes messages on, until libgfapi has closed its end.
+    /// Makes the pipe and starts the thread that passes messages on, until libgfapi has closed its
+    /// end.
     ///
     /// # Errors
     ///
@@ -94,13 +96,15 @@ fn pass_on(reader: PipeReader, last: &LastMessages) {
         if log::log_enabled!(level) {
             log::log!(level, "libgfapi: {text}");
         } else {
-            // A user who asked for more messages gets them also where the program has no log for them.
+            // A user who asked for more messages gets them also where the program has no log for
+            // them.
             let _ = writeln!(std::io::stderr(), "{text}");
         }
     }
 }
 
-/// The level of a message: a letter after the time, as in `[2026-01-02 03:04:05.678901 +0000] W [...`.
+/// The level of a message: a letter after the time, as in
+/// `[2026-01-02 03:04:05.678901 +0000] W [...`.
 fn level(text: &str) -> log::Level {
     let letter = text.split_once("] ").and_then(|(_, rest)| rest.split(' ').next());
     match letter {

@@ -1,23 +1,25 @@
 //! Locks of changes of names by this client, as a kernel holds them for the file system of a mount.
 //!
-//! Without a kernel, several threads may change one name at once, and look it up meanwhile. GlusterFS's client relies
-//! on its kernel for that. On a distributed volume, all bricks have each directory: a lookup of a name that is being
-//! removed finds the directory on some of them, and makes it again on the others. If a file of this name is then made,
-//! both exist, and from that time on the name fails with `EIO` or `ESTALE`. A lookup of a replicated file that is being
+//! Without a kernel, several threads may change one name at once, and look it up meanwhile.
+//! GlusterFS's client relies on its kernel for that. On a distributed volume, all bricks have each
+//! directory: a lookup of a name that is being removed finds the directory on some of them, and
+//! makes it again on the others. If a file of this name is then made, both exist, and from that
+//! time on the name fails with `EIO` or `ESTALE`. A lookup of a replicated file that is being
 //! removed may likewise find an inode that is gone before it is used.
 //!
-//! The kernel also checks kinds and numbers of links while they cannot change. Users of these locks make the same
-//! checks while they hold them.
+//! The kernel also checks kinds and numbers of links while they cannot change. Users of these locks
+//! make the same checks while they hold them.
 //!
-//! The kernel locks whole directories. Here, names are locked, and then inodes: changes in one directory run at the
-//! same time if they share neither names nor inodes.
+//! The kernel locks whole directories. Here, names are locked, and then inodes: changes in one
+//! directory run at the same time if they share neither names nor inodes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::volume::Gfid;
 
-/// Number of locks of each kind. Names may share a lock. A change waits for servers while it holds its locks.
+/// Number of locks of each kind. Names may share a lock. A change waits for servers while it holds
+/// its locks.
 const TURNS: usize = 1024;
 
 /// A name in a directory.
@@ -57,7 +59,8 @@ impl Default for ChangeLocks {
 }
 
 impl ChangeLocks {
-    /// Waits until no thread changes this name. No change of the name begins until the result is dropped.
+    /// Waits until no thread changes this name. No change of the name begins until the result is
+    /// dropped.
     pub fn look(&self, name: NameInDirectory<'_>) -> LookupGuard<'_> {
         self.names[place(&name)].read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,15 +70,15 @@ impl ChangeLocks {
         take(&self.names, names.iter().map(|name| (place(name), true)).collect())
     }
 
-    /// Waits until no thread adds or removes names of the inodes `changed`, or removes or moves the directories `dirs`,
-    /// in which names are changed. The caller holds the locks of these names.
+    /// Waits until no thread adds or removes names of the inodes `changed`, or removes or moves the
+    /// directories `dirs`, in which names are changed. The caller holds the locks of these names.
     pub fn inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> ChangeGuard<'_> {
         let dirs = dirs.iter().map(|dir| (place(dir), false));
         take(&self.inodes, dirs.chain(changed.iter().map(|gfid| (place(gfid), true))).collect())
     }
 
-    /// Waits until no other directory moves to another one. Two such moves could move the directories into each other,
-    /// each on one brick first.
+    /// Waits until no other directory moves to another one. Two such moves could move the
+    /// directories into each other, each on one brick first.
     pub fn move_directory(&self) -> RenameGuard<'_> {
         self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,7 +122,8 @@ mod tests {
         turns[at].try_read().is_err()
     }
 
-    /// Lookups of a name that was being removed led to an inode that was gone (`ESTALE`), or made a directory again.
+    /// Lookups of a name that was being removed led to an inode that was gone (`ESTALE`), or made a
+    /// directory again.
     #[test]
     fn a_look_at_a_name_and_a_change_of_it_wait_for_each_other() {
         let turns = ChangeLocks::default();

@@ -22,9 +22,10 @@ fn name_subjects(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
 /// Further lookups of a name after [`try_again`] has given up, of 150 ms each.
 const MORE_TRIES: u32 = 6;
 
-/// Time from the lookup of a name to its removal without another lookup. A distributed volume removes a name where the
-/// file was that libgfapi knows by it. If another client has renamed another file to this name meanwhile, that can be
-/// the pointer to this other file, which no lookup would find again.
+/// Time from the lookup of a name to its removal without another lookup. A distributed volume
+/// removes a name where the file was that libgfapi knows by it. If another client has renamed
+/// another file to this name meanwhile, that can be the pointer to this other file, which no lookup
+/// would find again.
 const UNLINKED_WITHIN: Duration = Duration::from_millis(20);
 
 /// The default access list of a directory.
@@ -52,8 +53,9 @@ impl Gluster {
         self.entry((&object, &stat), (gfid, name), &acting.query)
     }
 
-    /// Looks up a name on the servers. A name of an existing directory leads to an inode or to none: `ESTALE` means
-    /// that another client is renaming it, and lasts as long as the slowest brick takes.
+    /// Looks up a name on the servers. A name of an existing directory leads to an inode or to
+    /// none: `ESTALE` means that another client is renaming it, and lasts as long as the slowest
+    /// brick takes.
     fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(InodeObject<'_>, libc::stat)>> {
         let look_up = || self.volume.look_up(Some(&self.directory(dir)?), name);
         let ask = || match look_up() {
@@ -252,9 +254,9 @@ impl Gluster {
         }
     }
 
-    /// Renames. The kernel never requests a rename of a directory to the name of a file, of a file to the name of a
-    /// directory, or between two names of an inode. Each brick of a distributed volume would perform what it can,
-    /// so that the bricks would disagree about the name.
+    /// Renames. The kernel never requests a rename of a directory to the name of a file, of a file
+    /// to the name of a directory, or between two names of an inode. Each brick of a distributed
+    /// volume would perform what it can, so that the bricks would disagree about the name.
     pub(crate) fn move_name(
         &self,
         cx: &Context<'_>,
@@ -301,8 +303,9 @@ impl Gluster {
         Ok(())
     }
 
-    /// Makes a name. A server may refuse it with `EEXIST` although it is missing: a lookup by one client during the
-    /// removal by another client has left it in the server's memory, until the next lookup.
+    /// Makes a name. A server may refuse it with `EEXIST` although it is missing: a lookup by one
+    /// client during the removal by another client has left it in the server's memory, until the
+    /// next lookup.
     fn make_missing<T>(
         &self,
         (dir, name): (&InodeObject<'_>, &CStr),
@@ -318,8 +321,8 @@ impl Gluster {
         }
     }
 
-    /// The permission bits to create with. The servers know no umask, but apply the default access list of a directory,
-    /// which replaces the umask.
+    /// The permission bits to create with. The servers know no umask, but apply the default access
+    /// list of a directory, which replaces the umask.
     fn perm(&self, (dir, gfid): (&InodeObject<'_>, Gfid), node: &NewNode<'_>) -> u32 {
         let masked = node.perm & !(node.umask & 0o777);
         let ask =

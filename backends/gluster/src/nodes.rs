@@ -42,8 +42,8 @@ struct UpcallReference {
     _reference: InodeReference,
     /// The time of the last query about the inode.
     queried: Instant,
-    /// The attributes have changed since, and are not kept. Frontends may keep the name of the inode: the reference
-    /// ensures that messages about it continue to arrive.
+    /// The attributes have changed since, and are not kept. Frontends may keep the name of the
+    /// inode: the reference ensures that messages about it continue to arrive.
     reported: bool,
 }
 
@@ -63,7 +63,8 @@ struct GlusterInode {
 
 const _: () = assert!(size_of::<(u64, GlusterInode)>() <= 64);
 
-/// A time, as 48 bits of a number of microseconds from a moment before the first one: enough for eight years.
+/// A time, as 48 bits of a number of microseconds from a moment before the first one: enough for
+/// eight years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CreationTime([u8; 6]);
 
@@ -81,7 +82,8 @@ impl CreationTime {
     }
 }
 
-/// The subvolume of an inode, or the beginning of the hash of the name by which the inode got there.
+/// The subvolume of an inode, or the beginning of the hash of the name by which the inode got
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PackedSubvolume(u16);
 
@@ -146,13 +148,14 @@ impl GlusterInodes {
         }
     }
 
-    /// Adds a lookup of `gfid`, in the directory `parent` if there is one, by a name with this hash if it is a file.
+    /// Adds a lookup of `gfid`, in the directory `parent` if there is one, by a name with this hash
+    /// if it is a file.
     pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<LayoutHash>) -> Ino {
         self.look_up_from(gfid, parent, hash).0
     }
 
-    /// Adds a lookup, as [`GlusterInodes::look_up`] does. Returns the directory in which the inode was found before, if
-    /// it was another directory.
+    /// Adds a lookup, as [`GlusterInodes::look_up`] does. Returns the directory in which the inode
+    /// was found before, if it was another directory.
     pub fn look_up_from(
         &self,
         gfid: Gfid,
@@ -237,8 +240,8 @@ impl GlusterInodes {
         }
     }
 
-    /// Records that a frontend is about to keep an inode for `long`, by a new reference if there is none. False without
-    /// a reference, or if there are too many.
+    /// Records that a frontend is about to keep an inode for `long`, by a new reference if there is
+    /// none. False without a reference, or if there are too many.
     pub fn keep(
         &self,
         ino: Ino,
@@ -271,15 +274,16 @@ impl GlusterInodes {
             .unwrap_or(false)
     }
 
-    /// Ends the time for which frontends may keep attributes of an inode. True if a frontend kept some for long.
-    /// Messages about the name of the inode still arrive: without a reference, libgfapi forgot the inode, and the
-    /// message about its next rename was lost.
+    /// Ends the time for which frontends may keep attributes of an inode. True if a frontend kept
+    /// some for long. Messages about the name of the inode still arrive: without a reference,
+    /// libgfapi forgot the inode, and the message about its next rename was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
         let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.reported, true);
         self.with(ino, |node| node.upcall_reference_mut().is_some_and(take)).unwrap_or(false)
     }
 
-    /// Ends the time for which frontends may keep an inode and its name. True if a frontend kept it for long.
+    /// Ends the time for which frontends may keep an inode and its name. True if a frontend kept it
+    /// for long.
     pub fn take_kept(&self, ino: Ino) -> bool {
         let mut inner = self.lock();
         let node = inner.by_number.get_mut(&ino.0);
@@ -289,7 +293,8 @@ impl GlusterInodes {
         taken.is_some()
     }
 
-    /// Ends the time for which frontends may keep inodes. Returns all inodes that frontends kept for long.
+    /// Ends the time for which frontends may keep inodes. Returns all inodes that frontends kept
+    /// for long.
     pub fn take_all_kept(&self) -> Vec<Ino> {
         let taken = self.lock().take_kept(|_| true);
         taken.into_iter().map(|(ino, _)| ino).collect()
@@ -318,7 +323,8 @@ impl GlusterInodes {
         let _ = self.with(ino, |node| node.made = CreationTime::NEVER);
     }
 
-    /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
+    /// True if this client has made an inode less than `time` before `now`, and has given it no
+    /// extended attributes.
     pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
         let now = self.to_micros(now);
         let is_early = |made: CreationTime| {
@@ -394,8 +400,8 @@ impl GlusterInode {
         GlusterInode { gfid, lookups: 0, parent: NOWHERE, more: None, made, home }
     }
 
-    /// Records the directory `parent` of the inode, with the hash of its name there. A file stays in its subvolume when
-    /// it is renamed.
+    /// Records the directory `parent` of the inode, with the hash of its name there. A file stays
+    /// in its subvolume when it is renamed.
     fn record_location(&mut self, parent: Gfid, hash: Option<LayoutHash>, parts: &SubvolumeMap) {
         let home = hash.map_or(PackedSubvolume::UNKNOWN, PackedSubvolume::from_hash);
         match self.home.place() {
@@ -444,8 +450,8 @@ impl GlusterInode {
 mod tests {
     use super::*;
 
-    /// A file stays in its subvolume under other names. A client that first met it by another name has no better
-    /// information.
+    /// A file stays in its subvolume under other names. A client that first met it by another name
+    /// has no better information.
     #[test]
     fn a_file_keeps_its_part_when_it_is_renamed() {
         let (parts, [dir, other]) = (Arc::new(SubvolumeMap::default()), [[5; 16], [6; 16]]);

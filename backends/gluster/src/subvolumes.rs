@@ -1,9 +1,11 @@
-//! The subvolumes of a distributed volume: bricks, or groups of bricks with the same files, that fail independently.
+//! The subvolumes of a distributed volume: bricks, or groups of bricks with the same files, that
+//! fail independently.
 //!
-//! A new file goes to the subvolume whose range contains the hash of its name; each directory has ranges of its own. So
-//! one query for the ranges of a directory gives the subvolume of each name in the directory without further requests.
-//! The ranges are wrong for a file that was renamed or moved by a rebalance before this client met it; only a request
-//! for this file would return its subvolume.
+//! A new file goes to the subvolume whose range contains the hash of its name; each directory has
+//! ranges of its own. So one query for the ranges of a directory gives the subvolume of each name
+//! in the directory without further requests. The ranges are wrong for a file that was renamed or
+//! moved by a rebalance before this client met it; only a request for this file would return its
+//! subvolume.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,7 +28,8 @@ const WANTED: usize = 256;
 /// Maximum number of subvolumes, and of ranges of a directory.
 const MOST: usize = 4096;
 
-/// Time after which the query about a directory in use is repeated: a rebalance gives it other ranges.
+/// Time after which the query about a directory in use is repeated: a rebalance gives it other
+/// ranges.
 const VALID_FOR: Duration = Duration::from_secs(600);
 
 /// Time after which the query about a directory is repeated if it failed.
@@ -52,8 +55,8 @@ impl LayoutHash {
         LayoutHash(davies_meyer(hashed_part(name)))
     }
 
-    /// The first 15 bits of the hash. If the hash is at the edge of a range, the shortened hash may belong to the
-    /// neighbouring range.
+    /// The first 15 bits of the hash. If the hash is at the edge of a range, the shortened hash may
+    /// belong to the neighbouring range.
     pub fn prefix(self) -> u16 {
         (self.0 >> LayoutHash::LEFT_OUT) as u16
     }
@@ -96,8 +99,8 @@ struct DirectoryLayout {
 }
 
 impl SubvolumeMap {
-    /// The subvolume of names with this hash in a directory, if it is known. Otherwise a query about the directory
-    /// follows.
+    /// The subvolume of names with this hash in a directory, if it is known. Otherwise a query
+    /// about the directory follows.
     pub fn find(&self, dir: Gfid, hash: LayoutHash) -> Option<SubvolumeId> {
         let (mut state, now) = (self.lock(), Instant::now());
         if state.is_whole_until.is_some_and(|until| now < until) {
@@ -117,7 +120,8 @@ impl SubvolumeMap {
         found
     }
 
-    /// Queries the bricks for the ranges of directories that are wanted, until [`end`](SubvolumeMap::end).
+    /// Queries the bricks for the ranges of directories that are wanted, until
+    /// [`end`](SubvolumeMap::end).
     pub fn ask(&self, volume: &Arc<VolumeConnection>) {
         volume.act_as_process();
         while let Some(dir) = self.next() {
@@ -173,7 +177,8 @@ impl SubvolumeMap {
 }
 
 impl SubvolumeMapState {
-    /// The ranges in a text such as `(... (VOLUME-dht-layout (CLIENT 0 2147483646) (CLIENT 2147483647 4294967295)))`.
+    /// The ranges in a text such as `(... (VOLUME-dht-layout (CLIENT 0 2147483646) (CLIENT
+    /// 2147483647 4294967295)))`.
     fn ranges(&mut self, text: &str) -> Option<LayoutRanges> {
         let (_, layout) = text.split_once("-layout ")?;
         let mut ranges = Vec::new();
@@ -199,8 +204,8 @@ impl SubvolumeMapState {
     }
 }
 
-/// The part of a name that determines the hash: `NAME` in `.NAME.SUFFIX`, the temporary names of rsync, so that a
-/// rename moves no data.
+/// The part of a name that determines the hash: `NAME` in `.NAME.SUFFIX`, the temporary names of
+/// rsync, so that a rename moves no data.
 fn hashed_part(name: &[u8]) -> &[u8] {
     let Some(rest) = name.strip_prefix(b".") else { return name };
     match rest.iter().rposition(|&byte| byte == b'.') {
@@ -263,7 +268,8 @@ mod tests {
         parts.lock().wanted.len()
     }
 
-    /// Files of these names were on these bricks of a volume with the ranges `TWO`, and not on the opposite ones.
+    /// Files of these names were on these bricks of a volume with the ranges `TWO`, and not on the
+    /// opposite ones.
     #[test]
     fn names_are_where_the_ranges_say() {
         let parts = SubvolumeMap::default();

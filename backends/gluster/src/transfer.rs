@@ -117,13 +117,14 @@ pub fn read(
     };
     start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
-        // SAFETY: the room has at least `len` bytes. It belongs to the transfer until its end, or to the frontend,
-        // which lends it until then.
+        // SAFETY: the room has at least `len` bytes. It belongs to the transfer until its end, or
+        // to the frontend, which lends it until then.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
     });
 }
 
-/// The memory of the frontend for a read of `len` bytes. It stays valid until the end of the operation.
+/// The memory of the frontend for a read of `len` bytes. It stays valid until the end of the
+/// operation.
 fn lend_memory(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
     let lend = |out: &mut ReadBuf<'_>| {
         if out.remaining() != len {
@@ -146,7 +147,8 @@ pub fn write(
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let mut data = Vec::new();
-    // libgfapi copies the data before the call returns, so that lent memory is passed to it without another copy.
+    // libgfapi copies the data before the call returns, so that lent memory is passed to it without
+    // another copy.
     let mut lent: (*const u8, usize) = (std::ptr::null(), 0);
     let taken = io.with_write_buf(|_, source| {
         let len = source.remaining();
@@ -178,8 +180,8 @@ pub fn write(
     start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
-        // SAFETY: lent memory is valid until the operation ends, which is after this call; pooled memory is valid until
-        // the end of this function.
+        // SAFETY: lent memory is valid until the operation ends, which is after this call; pooled
+        // memory is valid until the end of this function.
         unsafe { write(handle.raw(), lent.0.cast(), len, offset, flags, done, data) }
     });
     if !data.is_empty() {
@@ -258,8 +260,8 @@ impl GfapiTransfer {
                 own.finish_write(offset + count as u64);
             }
         }
-        // The handle is dropped before the answer, after which the frontend may release the file: the release then
-        // waits for no close here.
+        // The handle is dropped before the answer, after which the frontend may release the file:
+        // the release then waits for no close here.
         drop(handle);
         match memory {
             TransferMemory::None => io.finish(result),

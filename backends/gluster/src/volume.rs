@@ -59,7 +59,8 @@ pub struct ConnectParameters {
     pub log_level: u8,
     /// Options of translators: name of the translator, key, value.
     pub translators: Vec<(CString, CString, CString)>,
-    /// The process continues after the connection has ended, so that its memory and threads must be freed.
+    /// The process continues after the connection has ended, so that its memory and threads must be
+    /// freed.
     pub ends: bool,
 }
 
@@ -104,8 +105,8 @@ impl VolumeConnection {
         }
     }
 
-    /// Sets the place of messages: the pipe, or a duplicate of the standard error, or nothing: a process without a place
-    /// for messages can use a volume.
+    /// Sets the place of messages: the pipe, or a duplicate of the standard error, or nothing: a
+    /// process without a place for messages can use a volume.
     fn log_to(&self, pipe: Option<&LogPipe>, level: c_int) -> Result<()> {
         let set = |path: &CStr, level| {
             // SAFETY: the path ends with NUL and is copied.
@@ -173,8 +174,9 @@ impl VolumeConnection {
             acting.2.clear();
             acting.2.extend_from_slice(groups);
         });
-        // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only occurs without memory,
-        // leaves the former user: the next call then fails for the same reason.
+        // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only
+        // occurs without memory, leaves the former user: the next call then fails for the same
+        // reason.
         unsafe {
             (self.library.glfs_setfsuid)(uid);
             (self.library.glfs_setfsgid)(gid);
@@ -206,7 +208,8 @@ impl VolumeConnection {
         Ok(InodeObject { volume: self, raw: held.raw, held: Some(held) })
     }
 
-    /// Ends the reference to an inode that nobody knows any more, or that an operation found to be gone.
+    /// Ends the reference to an inode that nobody knows any more, or that an operation found to be
+    /// gone.
     pub(crate) fn release_inode(&self, gfid: Gfid) {
         self.held.remove(gfid);
     }
@@ -216,7 +219,8 @@ impl VolumeConnection {
         self.held.get(gfid).is_some()
     }
 
-    /// A lasting reference to the inode `gfid`. No server is contacted if the connection knows the inode.
+    /// A lasting reference to the inode `gfid`. No server is contacted if the connection knows the
+    /// inode.
     pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<RetainedObject> {
         let object = self.object(gfid)?;
         // SAFETY: the object is valid until the end of this function.
@@ -291,7 +295,8 @@ impl VolumeConnection {
         let flags = flags | libc::O_CREAT | libc::O_EXCL;
         let (object, stat) = self.with_stat(|stat| {
             let name = name.as_ptr();
-            // SAFETY: the name ends with NUL, and the directory is of this volume; `fd` is set on success.
+            // SAFETY: the name ends with NUL, and the directory is of this volume; `fd` is set on
+            // success.
             unsafe {
                 (self.library.glfs_h_creat_open)(
                     self.fs,
@@ -367,8 +372,8 @@ impl VolumeConnection {
         check(done).map(drop)
     }
 
-    /// Reads from the beginning of a file that is not open. Returns the number of bytes. The servers do not check the
-    /// rights of the user.
+    /// Reads from the beginning of a file that is not open. Returns the number of bytes. The
+    /// servers do not check the rights of the user.
     pub(crate) fn read_small(&self, object: &InodeObject<'_>, room: &mut [u8]) -> Result<usize> {
         let (start, len) = (room.as_mut_ptr().cast(), room.len());
         let read = self.library.glfs_h_anonymous_read;
@@ -393,8 +398,8 @@ impl VolumeConnection {
         }
     }
 
-    /// An extended attribute, or the list of names without `name`. Returns the length; with a `room` of 0
-    /// bytes, nothing is written.
+    /// An extended attribute, or the list of names without `name`. Returns the length; with a
+    /// `room` of 0 bytes, nothing is written.
     pub fn get_xattr(
         &self,
         object: &InodeObject<'_>,
@@ -480,8 +485,8 @@ impl VolumeConnection {
 }
 
 impl Drop for VolumeConnection {
-    /// Ends the connection on a thread of its own, because that takes up to ten seconds. A daemon that ends leaves this
-    /// to the kernel.
+    /// Ends the connection on a thread of its own, because that takes up to ten seconds. A daemon
+    /// that ends leaves this to the kernel.
     fn drop(&mut self) {
         // No object may be closed while the connection ends.
         self.held.clear();
@@ -490,7 +495,8 @@ impl Drop for VolumeConnection {
         }
         let (end, fs) = (self.library.glfs_fini, self.fs as usize);
         let run = move || {
-            // SAFETY: open files have references to the volume, so that no part of the connection is in use.
+            // SAFETY: open files have references to the volume, so that no part of the connection
+            // is in use.
             unsafe { end(fs as *mut Glfs) };
         };
         if let Err(error) = std::thread::Builder::new().name("gluster-end".to_owned()).spawn(run) {
@@ -542,8 +548,8 @@ impl Drop for InodeObject<'_> {
     }
 }
 
-/// A reference to an inode that lasts longer than an operation: libgfapi delivers messages about an inode only
-/// while there is one.
+/// A reference to an inode that lasts longer than an operation: libgfapi delivers messages about an
+/// inode only while there is one.
 pub struct RetainedObject {
     volume: Arc<VolumeConnection>,
     raw: *mut GlfsObject,

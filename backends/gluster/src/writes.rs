@@ -1,4 +1,5 @@
-//! Writes that GlusterFS's client has acknowledged, but the servers may not have yet (its `write-behind`).
+//! Writes that GlusterFS's client has acknowledged, but the servers may not have yet (its
+//! `write-behind`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -32,8 +33,8 @@ pub enum WriteAnswer {
 }
 
 impl WriteAnswer {
-    /// The flags of a write for libgfapi, whose `write-behind` keeps no write with `O_DIRECT`. The servers write as the
-    /// file was opened.
+    /// The flags of a write for libgfapi, whose `write-behind` keeps no write with `O_DIRECT`. The
+    /// servers write as the file was opened.
     pub fn flags(self) -> i32 {
         match self {
             WriteAnswer::FromServers => libc::O_DIRECT,
@@ -43,8 +44,8 @@ impl WriteAnswer {
 }
 
 impl WriteTracker {
-    /// Records that a write begins. The first one of an open file, which often is the only one, goes through to the
-    /// servers: the file needs no flush if no other write follows.
+    /// Records that a write begins. The first one of an open file, which often is the only one,
+    /// goes through to the servers: the file needs no flush if no other write follows.
     pub fn begin(&self) -> WriteAnswer {
         match self.has_begun.swap(true, Ordering::AcqRel) {
             false => WriteAnswer::FromServers,

@@ -23,7 +23,8 @@ const ATTEMPTS: usize = 8;
 /// The access lists.
 const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// Attributes that GlusterFS computes when they are read: the bricks that have a file, and its identity.
+/// Attributes that GlusterFS computes when they are read: the bricks that have a file, and its
+/// identity.
 const COMPUTED: [&[u8]; 3] = [b"trusted.glusterfs.pathinfo", b"glusterfs.pathinfo", IDENTITY];
 
 /// The identity of an inode as a text, which this client knows.
@@ -35,7 +36,8 @@ fn identity(gfid: Gfid) -> String {
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// True for an attribute that belongs to the users. The others control GlusterFS itself, and are not served.
+/// True for an attribute that belongs to the users. The others control GlusterFS itself, and are
+/// not served.
 fn is_served(name: &[u8]) -> bool {
     const FOR_USERS: [&[u8]; 2] = [b"user.", b"security."];
     const OF_GLUSTER: [&[u8]; 7] = [

@@ -5,8 +5,8 @@
 //! else uses the exact time. An observer who reads the attributes before and after a change thus
 //! sees different times. Linux does the same (multigrain timestamps, from 6.13 on).
 //!
-//! A kernel with a write-back cache dates the changes of data by itself, by its last tick. Everything is dated so then: an exact time would
-//! lie behind the date of a later write.
+//! A kernel with a write-back cache dates the changes of data by itself, by its last tick.
+//! Everything is dated so then: an exact time would lie behind the date of a later write.
 
 use defuse_fs::{DateFloor, Timestamp};
 use rustix::time::{ClockId, clock_gettime};

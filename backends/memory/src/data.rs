@@ -101,7 +101,8 @@ impl PagedData {
             let taken = data.take(&mut page[range.clone()]);
             let count = *taken.as_ref().unwrap_or(&0);
             if count < piece.len {
-                // A failed source may have left bytes in the page. The bytes past the end must be zero.
+                // A failed source may have left bytes in the page. The bytes past the end must be
+                // zero.
                 let end = self.size.saturating_sub(piece.index * PAGE_U64).min(PAGE_U64) as usize;
                 let from = end.max(piece.start + count);
                 if from < range.end {
@@ -161,10 +162,11 @@ impl PagedData {
         }
     }
 
-    /// Performs a step of fallocate(2). Returns true when the whole range is done; until then the caller calls again
-    /// with the same arguments, and may let others use the file meanwhile. Fails with `EOPNOTSUPP` for an unknown mode,
-    /// `EINVAL` for a range that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then, unless others
-    /// changed the file between two steps), and with `ENOMEM` (some pages may be allocated then).
+    /// Performs a step of fallocate(2). Returns true when the whole range is done; until then the
+    /// caller calls again with the same arguments, and may let others use the file meanwhile. Fails
+    /// with `EOPNOTSUPP` for an unknown mode, `EINVAL` for a range that the mode does not allow,
+    /// `EFBIG`, `ENOSPC` (nothing has changed then, unless others changed the file between two
+    /// steps), and with `ENOMEM` (some pages may be allocated then).
     pub fn fallocate(
         &mut self,
         range: Fallocate,
@@ -292,8 +294,9 @@ impl PagedData {
         }
     }
 
-    /// Copies at most one page, or one hole of any length, from `src_offset` of `src` to `dst_offset`. A hole
-    /// that covers whole pages stays a hole. Returns the number of bytes copied, 0 at the end of `src`.
+    /// Copies at most one page, or one hole of any length, from `src_offset` of `src` to
+    /// `dst_offset`. A hole that covers whole pages stays a hole. Returns the number of bytes
+    /// copied, 0 at the end of `src`.
     pub fn copy_from(&mut self, src: &PagedData, at: CopyStep) -> Result<u64> {
         let len = at.len.min(src.size.saturating_sub(at.src));
         let from = piece(at.src, len);
@@ -346,7 +349,8 @@ impl PagedData {
     }
 }
 
-/// The progress of a fallocate(2) that takes several steps, and the pages that are set aside for the rest.
+/// The progress of a fallocate(2) that takes several steps, and the pages that are set aside for
+/// the rest.
 pub(crate) struct FallocateProgress {
     pool: Arc<PagePool>,
     /// Pages before this one are done.
@@ -496,7 +500,8 @@ mod tests {
         assert_eq!((file.page_count(), file.size()), (STEP, 0));
         assert_eq!(put(&mut file, 0, b"x"), Ok(1));
         assert_eq!(file.fallocate(range, &mut allocation), Ok(false));
-        // Pages that others write are not missing any more, and those that they take away are not ours to give.
+        // Pages that others write are not missing any more, and those that they take away are not
+        // ours to give.
         assert_eq!(put(&mut file, 2 * STEP * PAGE_U64, b"x"), Ok(1));
         assert_eq!(file.fallocate(range, &mut allocation), Ok(true));
         drop(allocation);

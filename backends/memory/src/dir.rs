@@ -32,7 +32,8 @@ impl DirEntries {
         DirEntries { names, order, next: DOT_DOT + 1, charge, dead: false }
     }
 
-    /// Reserves space for one more name, which [`DirEntries::insert`] then adds. Fails with `ENOSPC`.
+    /// Reserves space for one more name, which [`DirEntries::insert`] then adds. Fails with
+    /// `ENOSPC`.
     pub fn reserve(&mut self, name: Name<'_>) -> Result<()> {
         self.charge.set(self.charge.bytes() + cost(name))
     }

@@ -21,8 +21,8 @@ use crate::sync::{read, write};
 
 const DAY_SECS: i64 = 24 * 60 * 60;
 
-/// Pages and holes that one copy_file_range(2) copies at most, so that it ends soon: 64 MiB of data, or more
-/// with holes.
+/// Pages and holes that one copy_file_range(2) copies at most, so that it ends soon: 64 MiB of
+/// data, or more with holes.
 const COPY_STEPS: u32 = 16_384;
 
 /// Steps of a copy between two checks for interrupts.
@@ -124,7 +124,8 @@ impl MemoryFileSystem {
         }
     }
 
-    /// Opens a file, or a directory if `dir` is set, and notifies the other frontends of the resulting changes.
+    /// Opens a file, or a directory if `dir` is set, and notifies the other frontends of the
+    /// resulting changes.
     pub(crate) fn open_inode(
         &self,
         cx: &Context<'_>,
@@ -150,8 +151,8 @@ impl MemoryFileSystem {
         Ok(self.make_open_reply(&inode))
     }
 
-    /// Updates the access time of a file that is opened where no read does: once a day, because reads do not read the clock, and for a
-    /// frontend that reads from its own pages.
+    /// Updates the access time of a file that is opened where no read does: once a day, because
+    /// reads do not read the clock, and for a frontend that reads from its own pages.
     fn access_at_open(&self, origin: Origin, inode: &MemoryInode, flags: OpenFlags) {
         let reads_pages = inode.kind == FileKind::Regular
             && flags.readable()
@@ -179,8 +180,8 @@ impl MemoryFileSystem {
         let mut waiting = Vec::new();
         self.drop_refs(inode, |refs| {
             refs.opens = refs.opens.saturating_sub(1);
-            // Without an open file, no lock remains. Linux does not notify a FUSE server that a lock of an open file
-            // description (F_OFD_SETLK) ends, so it ends here.
+            // Without an open file, no lock remains. Linux does not notify a FUSE server that a
+            // lock of an open file description (F_OFD_SETLK) ends, so it ends here.
             if refs.opens == 0 {
                 waiting = self.locks.take_file(inode.ino);
             }
@@ -220,8 +221,8 @@ impl MemoryFileSystem {
         }
     }
 
-    /// Runs `operation` on the inode of an open file, which is not closed meanwhile. A handle that is not
-    /// known, such as 0, leads to the inode, too.
+    /// Runs `operation` on the inode of an open file, which is not closed meanwhile. A handle that
+    /// is not known, such as 0, leads to the inode, too.
     fn with_open<T>(
         &self,
         file: File,
@@ -276,7 +277,8 @@ impl MemoryFileSystem {
         let inode = self.table.get(file.ino.0)?;
         let data = inode.data().map_err(|_| Errno::ENODEV)?;
         let mut allocation = FallocateProgress::new(&self.pool);
-        // No interrupt ends it: few programs call again after EINTR, and a timer would end each call.
+        // No interrupt ends it: few programs call again after EINTR, and a timer would end each
+        // call.
         loop {
             let mut data = write(data);
             let step = data.fallocate(range, &mut allocation);
@@ -350,9 +352,10 @@ impl MemoryFileSystem {
     }
 }
 
-/// Copies page by page and hole by hole until the length is reached, the source ends, or an error or
-/// interrupt occurs, which is a short copy if some bytes were copied. After [`COPY_STEPS`] the copy is short,
-/// too. The source ends at `size`, its size at the start, because a copy within one file may move the end.
+/// Copies page by page and hole by hole until the length is reached, the source ends, or an error
+/// or interrupt occurs, which is a short copy if some bytes were copied. After [`COPY_STEPS`] the
+/// copy is short, too. The source ends at `size`, its size at the start, because a copy within one
+/// file may move the end.
 fn copy_steps(
     cx: &Context<'_>,
     copy: &CopyRange,

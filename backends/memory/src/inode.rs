@@ -32,8 +32,8 @@ pub(crate) struct MemoryInode {
     /// Pages in use, outside of the lock for the same reason.
     pub pages: AtomicU64,
     meta: RwLock<InodeMeta>,
-    /// The rule of `relatime` requires no new access time. Reads need no lock to know that. Set under a read
-    /// lock of `meta`, and cleared under a write lock.
+    /// The rule of `relatime` requires no new access time. Reads need no lock to know that. Set
+    /// under a read lock of `meta`, and cleared under a write lock.
     atime_is_current: AtomicBool,
     /// The attributes were returned to a caller since the data last changed. Written under the lock
     /// of `meta`.
@@ -136,8 +136,8 @@ impl MemoryInode {
         meta
     }
 
-    /// True if reading updates the access time. By the rule of `relatime`, it does so only if the time is not later
-    /// than the last change.
+    /// True if reading updates the access time. By the rule of `relatime`, it does so only if the
+    /// time is not later than the last change.
     pub fn atime_is_due(&self, rule: AccessTimeRule) -> bool {
         if rule != AccessTimeRule::Relative {
             return rule == AccessTimeRule::Strict;

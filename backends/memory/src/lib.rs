@@ -4,31 +4,34 @@
 //! are lost when the process exits. It never exceeds its limits on bytes and inodes. An inode's
 //! space is freed with its last name, lookup count and open file.
 //!
-//! It checks no permission bits, which is the task of the frontend. The handle of an open file leads
-//! reads and writes to the inode without a search (`handles.rs`); a directory's has the end of the
-//! listing. It stores nothing on disk. The limit in
-//! bytes counts the pages of files. Names, symbolic links, extended attributes and ACLs count as
-//! one page for every 4096 bytes together.
+//! It checks no permission bits, which is the task of the frontend. The handle of an open file
+//! leads reads and writes to the inode without a search (`handles.rs`); a directory's has the end
+//! of the listing. It stores nothing on disk. The limit in bytes counts the pages of files. Names,
+//! symbolic links, extended attributes and ACLs count as one page for every 4096 bytes together.
 //!
-//! The access time follows the rule of the mount (by default `relatime`), and `O_NOATIME` is honoured. If no caller has read a file's attributes since the
-//! previous write, the next write uses the time of the last kernel tick; see `clock.rs`.
+//! The access time follows the rule of the mount (by default `relatime`), and `O_NOATIME` is
+//! honoured. If no caller has read a file's attributes since the previous write, the next write
+//! uses the time of the last kernel tick; see `clock.rs`.
 //!
-//! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes
-//! before that change is answered ([`Frontends`]). Data is not cached then. A frontend that cannot drop names at once,
-//! such as a socket or a kernel before 6.16, caches nothing; if it is the first one, that kernel keeps the names that
-//! it has cached before. Every change goes through `MemoryFileSystem::change_names` or
-//! `MemoryFileSystem::change_attributes`, which notify the other frontends when it has released its locks.
+//! Several frontends may be attached at once. Each may cache names and attributes, and drops what
+//! another one changes before that change is answered ([`Frontends`]). Data is not cached then. A
+//! frontend that cannot drop names at once, such as a socket or a kernel before 6.16, caches
+//! nothing; if it is the first one, that kernel keeps the names that it has cached before. Every
+//! change goes through `MemoryFileSystem::change_names` or `MemoryFileSystem::change_attributes`,
+//! which notify the other frontends when it has released its locks.
 //!
 //! # Lock order
 //!
-//! 1. `MemoryFileSystem::rename`, for a rename between two directories; or the handle of an open file.
+//! 1. `MemoryFileSystem::rename`, for a rename between two directories; or the handle of an open
+//!    file.
 //! 2. `DirBody::names`: an ancestor before its descendant. Two directories of which neither is an
 //!    ancestor of the other are locked by inode number, and only under 1.
 //! 3. `InodeContent::File`, the data of files: two of them by inode number.
-//! 4. `MemoryInode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
+//! 4. `MemoryInode::meta`, one at a time. For a directory it may be held while no other `meta` is
+//!    held.
 //! 5. The references of an inode.
-//! 6. The leaves, one at a time: shards of the table, unused handles, free pages, locks, ends of listings, the
-//!    space of names and attributes.
+//! 6. The leaves, one at a time: shards of the table, unused handles, free pages, locks, ends of
+//!    listings, the space of names and attributes.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never delays a lookup.
 //!
@@ -97,15 +100,17 @@ pub struct MemoryOptions {
     pub root_uid: u32,
     /// Group of the root directory.
     pub root_gid: u32,
-    /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
+    /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's
+    /// clock.
     pub writeback: bool,
     /// The rule by which reading updates access times.
     pub access_times: AccessTimeRule,
 }
 
 impl Default for MemoryOptions {
-    /// The defaults of tmpfs(5): half of the memory of the machine, or of the limit of the control group if that is less, one inode for
-    /// every two pages of that memory, and a root directory like `/tmp`.
+    /// The defaults of tmpfs(5): half of the memory of the machine, or of the limit of the control
+    /// group if that is less, one inode for every two pages of that memory, and a root directory
+    /// like `/tmp`.
     fn default() -> Self {
         let memory = defuse_hugepages::memory_limit();
         MemoryOptions {
@@ -175,8 +180,8 @@ impl MemoryFileSystem {
         memory
     }
 
-    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the inodes whose
-    /// attributes it has changed.
+    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the
+    /// inodes whose attributes it has changed.
     fn change_names<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -187,9 +192,9 @@ impl MemoryFileSystem {
         Ok(answer)
     }
 
-    /// Makes a change of the attributes of `ino` by `cx`, and notifies the other frontends. A change that fails may
-    /// have changed something. Before a change that `kills` the set-id bits: clears set-group-id where that depends on
-    /// the groups of the caller.
+    /// Makes a change of the attributes of `ino` by `cx`, and notifies the other frontends. A
+    /// change that fails may have changed something. Before a change that `kills` the set-id bits:
+    /// clears set-group-id where that depends on the groups of the caller.
     fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
         if !kills {
             return;

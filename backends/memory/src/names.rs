@@ -267,7 +267,8 @@ impl MemoryFileSystem {
         Ok((self.entry(&inode, lifetime), self.make_open_reply(&inode)))
     }
 
-    /// Lists names, with entries if these may be `lifetime`. Returns true if the access time was changed.
+    /// Lists names, with entries if these may be `lifetime`. Returns true if the access time was
+    /// changed.
     pub(crate) fn readdir(
         &self,
         lifetime: Option<AnswerLifetime>,

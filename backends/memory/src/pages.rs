@@ -34,7 +34,8 @@ impl PagePool {
         if self.quota.take(count) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
-    /// Returns a reserved page. It has old content unless `zeroed` is set. Fails with `ENOMEM`, and gives the reservation back.
+    /// Returns a reserved page. It has old content unless `zeroed` is set. Fails with `ENOMEM`, and
+    /// gives the reservation back.
     pub fn page(&self, zeroed: bool) -> Result<SmallPage> {
         let kept = lock(&self.free[shard()]).pop();
         match kept {

@@ -19,7 +19,8 @@ struct RenameSide<'a> {
 }
 
 impl MemoryFileSystem {
-    /// Returns the moved inode, and the inode that had the new name; the moved inode twice if there was none.
+    /// Returns the moved inode, and the inode that had the new name; the moved inode twice if there
+    /// was none.
     pub(crate) fn rename(
         &self,
         cx: &Context<'_>,

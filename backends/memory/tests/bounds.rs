@@ -1,4 +1,5 @@
-//! The work of an operation is bounded by the pages that exist, whatever offsets and lengths the caller chooses.
+//! The work of an operation is bounded by the pages that exist, whatever offsets and lengths the
+//! caller chooses.
 
 mod common;
 
@@ -39,7 +40,8 @@ fn pages(fs: &MemoryFileSystem, ino: Ino) -> u64 {
     fs.getattr(&root(), ino, None).unwrap().blocks * 512 / PAGE
 }
 
-// A user of a mount copied a hole of 2^60 bytes page by page, and no thread of the mount was left for others.
+// A user of a mount copied a hole of 2^60 bytes page by page, and no thread of the mount was left
+// for others.
 #[test]
 fn a_copy_takes_a_hole_of_any_length_in_one_step() {
     for distance in [1 << 20, 1 << 40, 1 << 60] {
@@ -137,8 +139,8 @@ fn an_interrupt_does_not_end_an_allocation() {
     assert_eq!(fs.fallocate(&cx, handle(ino), range(100)), Ok(()));
 }
 
-/// Each operation over holes of 2^20 and of 2^60 bytes: it ends, and no page comes of a hole. (An operation that goes
-/// over a hole page by page does not end.)
+/// Each operation over holes of 2^20 and of 2^60 bytes: it ends, and no page comes of a hole. (An
+/// operation that goes over a hole page by page does not end.)
 #[test]
 fn operations_over_huge_holes_end_and_make_no_pages() {
     type BoundedOperation = fn(&MemoryFileSystem, Ino, u64) -> Result<()>;

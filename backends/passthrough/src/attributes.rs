@@ -40,7 +40,8 @@ impl Passthrough {
         self.attributes_of(&inode, &stat)
     }
 
-    /// The attributes of an inode with this status. Its device may have changed (`changing_numbers.rs`).
+    /// The attributes of an inode with this status. Its device may have changed
+    /// (`changing_numbers.rs`).
     fn attributes_of(&self, inode: &LowerInode, stat: &StatxResult) -> Result<Attr> {
         let known = inode.key.mount;
         let mount = self.mounts.find(stat.mount_id(), known).unwrap_or(known);
@@ -265,8 +266,9 @@ impl Passthrough {
     }
 }
 
-/// The rights of a caller over a file by the owner that it has below. The frontend may know an earlier owner: the kernel
-/// checks a change by an open file with what it has cached, however old that is.
+/// The rights of a caller over a file by the owner that it has below. The frontend may know an
+/// earlier owner: the kernel checks a change by an open file with what it has cached, however old
+/// that is.
 struct OwnerRights<'a> {
     files: &'a Passthrough,
     cx: &'a Context<'a>,
@@ -342,7 +344,8 @@ fn read_sized(
 #[derive(Clone, Copy)]
 struct AttributeTarget<'a> {
     fd: BorrowedFd<'a>,
-    /// The descriptor is not `O_PATH`. Calls on it take no path, and for an empty one the kernel needs two thirds more time.
+    /// The descriptor is not `O_PATH`. Calls on it take no path, and for an empty one the kernel
+    /// needs two thirds more time.
     is_open: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Inodes of files that a program has open, and that need no file handle.
 //!
-//! name_to_handle_at(2) takes as long as open(2), and most programs close a file before another lookup finds it. Where
-//! the program itself opens files by their names, the descriptor of the open file is the pin of its inode. When another
-//! lookup finds the inode, or the file is closed and the inode stays, a descriptor of its own takes that place, so that
-//! closing the file ends its locks.
+//! name_to_handle_at(2) takes as long as open(2), and most programs close a file before another
+//! lookup finds it. Where the program itself opens files by their names, the descriptor of the open
+//! file is the pin of its inode. When another lookup finds the inode, or the file is closed and the
+//! inode stays, a descriptor of its own takes that place, so that closing the file ends its locks.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::tables::inode::InodeKey;
 use crate::tables::mounts::LowerMount;
 
 impl Passthrough {
-    /// True if the inode of an open file on this mount needs no handle. It needs one where frontends keep names, and with them inodes,
-    /// for longer than files are open.
+    /// True if the inode of an open file on this mount needs no handle. It needs one where
+    /// frontends keep names, and with them inodes, for longer than files are open.
     pub(crate) fn finds_by_open_files(&self, mount: &LowerMount) -> bool {
         mount.handles
             && mount.birth_is_constant()
@@ -28,7 +28,8 @@ impl Passthrough {
             && !self.keeps_descriptors()
     }
 
-    /// The identity of an open file with this status, and the index of its mount, if its inode needs no handle.
+    /// The identity of an open file with this status, and the index of its mount, if its inode
+    /// needs no handle.
     pub(crate) fn key_of_open_file(
         &self,
         likely: u32,

@@ -1,4 +1,5 @@
-//! Operations on inodes whose number or device changes, which are known by their descriptors (`tables/watches.rs`).
+//! Operations on inodes whose number or device changes, which are known by their descriptors
+//! (`tables/watches.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,13 +18,14 @@ impl Passthrough {
             && self.mounts.get(mount).is_ok_and(|mount| mount.changes_numbers())
     }
 
-    /// True if a file with this status, on the mount with this index, is told from others by its descriptor alone: each of its names may
-    /// be a file of its own.
+    /// True if a file with this status, on the mount with this index, is told from others by its
+    /// descriptor alone: each of its names may be a file of its own.
     pub(crate) fn needs_descriptor(&self, mount: u32, stat: &StatxResult) -> bool {
         stat.nlink() > 1 && stat.kind() != Ok(FileKind::Directory) && self.changes_numbers(mount)
     }
 
-    /// Adds an inode with a descriptor, on a mount where numbers may change, or counts one more lookup of it. True if it is new.
+    /// Adds an inode with a descriptor, on a mount where numbers may change, or counts one more
+    /// lookup of it. True if it is new.
     pub(crate) fn insert_by_descriptor(
         &self,
         mut new: FoundInode,
@@ -53,8 +55,9 @@ impl Passthrough {
         Ok(added)
     }
 
-    /// Lets `fd`, by the name that link(2) has just given to `inode`, lead to that inode. An overlay on a lower layer without file handles
-    /// has two inodes of one file then, which share its data: the former has the lower number as long as it is known.
+    /// Lets `fd`, by the name that link(2) has just given to `inode`, lead to that inode. An
+    /// overlay on a lower layer without file handles has two inodes of one file then, which share
+    /// its data: the former has the lower number as long as it is known.
     pub(crate) fn link_known(&self, inode: &LowerInode, fd: BorrowedFd<'_>) {
         if !self.changes_numbers(inode.key.mount) {
             return;
@@ -76,8 +79,9 @@ impl Passthrough {
         table.add(linked, inode.ino());
     }
 
-    /// Runs `change`, which may change the numbers of these inodes, and finds them by the new ones afterwards. If `is_final` is set and it
-    /// succeeds, the numbers do not change again: the inodes are in the upper layer of the overlay.
+    /// Runs `change`, which may change the numbers of these inodes, and finds them by the new ones
+    /// afterwards. If `is_final` is set and it succeeds, the numbers do not change again: the
+    /// inodes are in the upper layer of the overlay.
     pub(crate) fn with_numbers_of<T>(
         &self,
         (inodes, is_final): (&[Ino], bool),
@@ -97,7 +101,8 @@ impl Passthrough {
         changed
     }
 
-    /// The inodes of these names in directories whose numbers may change, as far as a frontend knows them.
+    /// The inodes of these names in directories whose numbers may change, as far as a frontend
+    /// knows them.
     pub(crate) fn find_known(&self, names: [(Ino, Name<'_>); 2]) -> [Option<Ino>; 2] {
         names.map(|(parent, name)| {
             if !self.mounts.has_changing_numbers() {

@@ -119,8 +119,9 @@ impl Drop for CredentialsGuard {
 }
 
 /// Acts as `caller` until the end of the operation. This has no effect if the process may not
-/// change its user. It has no effect on the threads of an application either ([`CredentialsPolicy::Restore`],
-/// [`CredentialsPolicy::Callers`]), which has the privileges of these threads anyway.
+/// change its user. It has no effect on the threads of an application either
+/// ([`CredentialsPolicy::Restore`], [`CredentialsPolicy::Callers`]), which has the privileges of
+/// these threads anyway.
 pub(crate) fn act_as(caller: Caller, how: CredentialsPolicy) {
     if how == CredentialsPolicy::Sticky {
         let _ = with_thread(|thread| {
@@ -130,9 +131,10 @@ pub(crate) fn act_as(caller: Caller, how: CredentialsPolicy) {
     }
 }
 
-/// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM` and `may_raise` returns true. The caller may
-/// have that capability over the file without being its owner (root of a user namespace), or the change may not require
-/// ownership. The decision of the frontend is no reason: it may know an owner that has changed since.
+/// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM` and `may_raise` returns
+/// true. The caller may have that capability over the file without being its owner (root of a user
+/// namespace), or the change may not require ownership. The decision of the frontend is no reason:
+/// it may know an owner that has changed since.
 pub(crate) fn run_as_decided<T>(
     how: CredentialsPolicy,
     may_raise: impl FnOnce() -> bool,
@@ -189,8 +191,8 @@ pub(crate) fn keep_suidgid(keep: bool, how: CredentialsPolicy) -> CredentialsGua
     }
 }
 
-/// Creates a node in `dir` by `make(mode)`, with its owner and umask. The kernel applies the umask of the thread if
-/// `dir` has no default ACL. `lists` is true if there may be one.
+/// Creates a node in `dir` by `make(mode)`, with its owner and umask. The kernel applies the umask
+/// of the thread if `dir` has no default ACL. `lists` is true if there may be one.
 ///
 /// A thread of an application has the umask of its process, which cannot be changed temporarily
 /// because other threads create files, too. Below a default ACL, the node is therefore created on a
@@ -283,7 +285,8 @@ impl ThreadCredentials {
         (self.uid, self.gid) == (uid, gid)
     }
 
-    /// Raises a dropped capability. Returns true if the thread lacked the capability and has raised it.
+    /// Raises a dropped capability. Returns true if the thread lacked the capability and has raised
+    /// it.
     fn raise(&mut self, capability: CapabilitySet) -> bool {
         let lacked = self.hidden.contains(capability);
         self.hidden.remove(capability);

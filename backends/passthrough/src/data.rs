@@ -19,8 +19,9 @@ use crate::passthrough::Passthrough;
 use crate::tables::inode::LowerInode;
 use crate::tables::open_files::LowerOpenFile;
 
-/// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out unless the program gets the
-/// descriptor: it has no meaning for a regular file, but makes open fail where a lease is held.
+/// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out unless the
+/// program gets the descriptor: it has no meaning for a regular file, but makes open fail where a
+/// lease is held.
 const PASSED_ON: u32 =
     OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
 
@@ -34,7 +35,8 @@ pub(crate) struct OpenDescriptors {
     is_backed: bool,
     /// Its size does not bound its data, so that a cache would have no data.
     has_no_size: bool,
-    /// Opened with `O_APPEND` in spite of a write-back cache: the file takes nothing but appends (chattr(1) `+a`).
+    /// Opened with `O_APPEND` in spite of a write-back cache: the file takes nothing but appends
+    /// (chattr(1) `+a`).
     appends: bool,
 }
 
@@ -43,8 +45,8 @@ impl Passthrough {
     pub(crate) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
         let access = match flags.0 & 3 {
             OpenFlags::WRONLY if self.options.writeback => OpenFlags::RDWR,
-            // An access mode of 3 needs the permissions of reading and writing. The frontend checks what the open file
-            // permits, unless the program gets the descriptor.
+            // An access mode of 3 needs the permissions of reading and writing. The frontend checks
+            // what the open file permits, unless the program gets the descriptor.
             3 if !self.gives_descriptors() => OpenFlags::RDWR,
             access => access,
         };
@@ -117,7 +119,8 @@ impl Passthrough {
         )
     }
 
-    /// True for a file that can be read though its size is 0, as most are in /proc, or whose size is a guess, as in sysfs.
+    /// True for a file that can be read though its size is 0, as most are in /proc, or whose size
+    /// is a guess, as in sysfs.
     fn has_no_size(&self, inode: &LowerInode, fd: &OwnedFd) -> Result<bool> {
         let mount = self.mounts.get(inode.key.mount)?;
         if mount.is_local() || inode.kind != FileKind::Regular {
@@ -141,8 +144,8 @@ impl Passthrough {
 
     /// True if a read-only descriptor of `inode` can serve the next open. It cannot without file
     /// handles, because each open is then checked by the lower file system; nor for a pinned inode,
-    /// which has lost its name; nor with locks in the lower file system, which end with the close; nor where the program
-    /// gets the descriptor, whose position would go on.
+    /// which has lost its name; nor with locks in the lower file system, which end with the close;
+    /// nor where the program gets the descriptor, whose position would go on.
     fn is_reusable(&self, inode: &LowerInode) -> bool {
         !self.gives_descriptors()
             && !self.forwards_locks()
@@ -192,8 +195,9 @@ impl Passthrough {
         }
     }
 
-    /// True if a file is opened by its name in a lookup: by a program, whose own open it is. A daemon must not wait for a fifo
-    /// that takes the name of a file at this moment, nor open a device.
+    /// True if a file is opened by its name in a lookup: by a program, whose own open it is. A
+    /// daemon must not wait for a fifo that takes the name of a file at this moment, nor open a
+    /// device.
     pub(crate) fn opens_by_name(&self, flags: OpenFlags) -> bool {
         self.gives_descriptors() && self.extra_flags().is_empty() && !flags.has(OpenFlags::TRUNC)
     }
@@ -212,8 +216,8 @@ impl Passthrough {
         }
     }
 
-    /// Divides the descriptor of a file that was opened just now, by `how`, between the program and the file. Without `is_backed`, the
-    /// program gets none, and the file has no backing file.
+    /// Divides the descriptor of a file that was opened just now, by `how`, between the program and
+    /// the file. Without `is_backed`, the program gets none, and the file has no backing file.
     pub(crate) fn divide(
         &self,
         (fd, how): (OwnedFd, OFlags),
@@ -254,8 +258,8 @@ impl Passthrough {
         let backing = || BackingFile { fd: Arc::clone(&fd), without_fsetid: true, native };
         let backing = (self.options.backing_files && is_backed).then(backing);
         if backing.is_some() && self.options.credentials == CredentialsPolicy::Sticky {
-            // A frontend that registers the file with the kernel drops the capability itself. A thread that
-            // remembers to lack it spares that frontend two system calls.
+            // A frontend that registers the file with the kernel drops the capability itself. A
+            // thread that remembers to lack it spares that frontend two system calls.
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
@@ -319,8 +323,8 @@ impl Passthrough {
 
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let open = self.files.get(file.fh)?;
-        // The request does not state whether to clear set-user-id. Natively it is cleared unless the
-        // caller is privileged.
+        // The request does not state whether to clear set-user-id. Natively it is cleared unless
+        // the caller is privileged.
         let _guard = keep_suidgid(cx.caller.uid == 0, self.options.credentials);
         let mode = FallocateFlags::from_bits_retain(range.mode);
         rustix::fs::fallocate(open.fd.as_fd(), mode, range.offset, range.length).or_errno()

@@ -1,5 +1,5 @@
-//! Operations on file systems that are mounted below the source: where their roots are found again, and which cache has the
-//! descriptors of their inodes (`tables/foreign_mounts.rs`).
+//! Operations on file systems that are mounted below the source: where their roots are found again,
+//! and which cache has the descriptors of their inodes (`tables/foreign_mounts.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -42,7 +42,8 @@ impl Passthrough {
         mount != 0 && self.mounts.get(mount).is_ok_and(|mount| mount.is_foreign)
     }
 
-    /// True if `inode`, which was found in `dir`, is on another mount. Several devices may be on one mount (btrfs, overlayfs).
+    /// True if `inode`, which was found in `dir`, is on another mount. Several devices may be on
+    /// one mount (btrfs, overlayfs).
     pub(crate) fn is_mount_root(&self, inode: &LowerInode, dir: &LowerInode) -> bool {
         let mount =
             |inode: &LowerInode| self.mounts.get(inode.key.mount).map(|mount| mount.id.mount);
@@ -69,7 +70,8 @@ impl Passthrough {
         self.foreign.set_root(mount, Arc::new(self.place_descriptor(fd)));
     }
 
-    /// The root of a mount, open for reading. Fails with `ESTALE` if the mount is no longer where it was found.
+    /// The root of a mount, open for reading. Fails with `ESTALE` if the mount is no longer where
+    /// it was found.
     pub(crate) fn root_fd(&self, index: u32) -> Result<RootFd<'_>> {
         let mount = self.mounts.get(index)?;
         match &mount {
@@ -88,7 +90,8 @@ impl Passthrough {
         Ok(RootFd::Shared(fd))
     }
 
-    /// Opens the root of the mount `id` where it was found. Fails with `ESTALE` if it is no longer there.
+    /// Opens the root of the mount `id` where it was found. Fails with `ESTALE` if it is no longer
+    /// there.
     fn open_root(&self, place: &MountPlace, id: MountId) -> Result<OwnedFd> {
         let dir = self.fd(&*place.dir().ok_or(Errno::ESTALE)?)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -6,8 +6,8 @@ use std::hash::Hasher;
 /// `MAX_HANDLE_SZ` of the kernel.
 pub(crate) const MAX_HANDLE_BYTES: usize = 128;
 
-/// Bytes stored inline. Handles of ext4 (8), tmpfs and xfs (12), and btrfs (20) fit; handles of overlayfs and NFS are
-/// on the heap.
+/// Bytes stored inline. Handles of ext4 (8), tmpfs and xfs (12), and btrfs (20) fit; handles of
+/// overlayfs and NFS are on the heap.
 const SMALL: usize = 22;
 
 /// The kernel's `struct file_handle`, compact.
@@ -44,8 +44,9 @@ impl CompactHandle {
         CompactHandle { kind, bytes }
     }
 
-    /// True if the file system `f_type` compares the generation of an inode with that in this handle, so that the handle opens no
-    /// successor of the inode. ext4, f2fs and btrfs take generation 0, which inodes of images can have, for any (`ext4_nfs_get_inode()`,
+    /// True if the file system `f_type` compares the generation of an inode with that in this
+    /// handle, so that the handle opens no successor of the inode. ext4, f2fs and btrfs take
+    /// generation 0, which inodes of images can have, for any (`ext4_nfs_get_inode()`,
     /// `f2fs_nfs_get_inode()`, `btrfs_get_dentry()`).
     pub(crate) fn is_exact(&self, f_type: u64) -> bool {
         match f_type {
@@ -95,8 +96,8 @@ impl CompactHandle {
         hasher.finish() | 1
     }
 
-    /// True if this is a handle of the inode with the number `ino`; `None` if the layout is unknown. The kernel's `enum
-    /// fid_type` (exportfs.h) and mm/shmem.c define the layouts.
+    /// True if this is a handle of the inode with the number `ino`; `None` if the layout is
+    /// unknown. The kernel's `enum fid_type` (exportfs.h) and mm/shmem.c define the layouts.
     pub(crate) fn names(&self, f_type: u64, ino: u64) -> Option<bool> {
         const XFS_INO64: [i32; 2] = [0x81, 0x82];
         let word = |at| self.word(at).map(u64::from);

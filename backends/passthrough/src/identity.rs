@@ -1,22 +1,25 @@
 //! The identity of inodes: the numbers that make it unique, and for how long.
 //!
-//! A lower file system gives the number of a removed inode to the next one, and the clock of its birth times ticks every 1 to 10 ms. A file
-//! that was made within the same tick can thus have the number and the birth time of a removed one, and its owner may be another user.
-//! Three rules keep such a *successor* apart:
+//! A lower file system gives the number of a removed inode to the next one, and the clock of its
+//! birth times ticks every 1 to 10 ms. A file that was made within the same tick can thus have the
+//! number and the birth time of a removed one, and its owner may be another user. Three rules keep
+//! such a *successor* apart:
 //!
-//! - An inode is opened by its whole file handle, with the generation. Where the file system may take a handle for a handle of a
-//!   successor (generation 0, and layouts that are not known here), the handle opens a path, which is compared before anything is
-//!   opened by it.
-//! - Number and birth time find a known inode again ([`InodeKey`]) if it has a descriptor, so that its number is in use, or if the clock
-//!   had passed its birth time while the inode was there. Otherwise the handles are compared.
+//! - An inode is opened by its whole file handle, with the generation. Where the file system may
+//!   take a handle for a handle of a successor (generation 0, and layouts that are not known here),
+//!   the handle opens a path, which is compared before anything is opened by it.
+//! - Number and birth time find a known inode again ([`InodeKey`]) if it has a descriptor, so that
+//!   its number is in use, or if the clock had passed its birth time while the inode was there.
+//!   Otherwise the handles are compared.
 //! - An inode without a handle keeps a descriptor until the clock has passed its birth time.
 //!
-//! The attributes of a lookup are read after the handle. If the name leads to a successor meanwhile, the handle belongs
-//! to the removed inode and opens nothing. Where operations have the credentials of their callers
-//! ([`CredentialsPolicy::Callers`]), only a caller who could open a successor by name opens it, and the last two rules
-//! do not apply.
+//! The attributes of a lookup are read after the handle. If the name leads to a successor
+//! meanwhile, the handle belongs to the removed inode and opens nothing. Where operations have the
+//! credentials of their callers ([`CredentialsPolicy::Callers`]), only a caller who could open a
+//! successor by name opens it, and the last two rules do not apply.
 //!
-//! The rules for birth times assume that the clock of the machine is not set back to the same nanosecond. Handles do not depend on it.
+//! The rules for birth times assume that the clock of the machine is not set back to the same
+//! nanosecond. Handles do not depend on it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -54,7 +57,8 @@ impl LowerMount {
 }
 
 impl Passthrough {
-    /// True if no later inode can have the key of the inode with this status, which existed at `tick`.
+    /// True if no later inode can have the key of the inode with this status, which existed at
+    /// `tick`.
     pub(crate) fn is_unique(
         &self,
         mount: &LowerMount,
@@ -66,7 +70,8 @@ impl Passthrough {
             || by_birth.is_none_or(|birth| tick.is_after(birth))
     }
 
-    /// True if the open inode `fd`, which has the key of `inode`, is that inode and not a successor.
+    /// True if the open inode `fd`, which has the key of `inode`, is that inode and not a
+    /// successor.
     pub(crate) fn is_same(&self, inode: &LowerInode, fd: BorrowedFd<'_>) -> bool {
         if inode.has_unique_key() {
             return true;
@@ -104,7 +109,8 @@ impl Passthrough {
         rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty()).or_errno()
     }
 
-    /// Lets the inode `ino`, which was pinned because it is young, go on without the pin in a while. The caller records its name.
+    /// Lets the inode `ino`, which was pinned because it is young, go on without the pin in a
+    /// while. The caller records its name.
     pub(crate) fn note_young(&self, ino: Ino) {
         /// More than are added by one operation, so that their number falls.
         const MOST: usize = 4;

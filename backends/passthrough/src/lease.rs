@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Decides if a fact is still assumed. Every inode has one, so it is small: it counts sixteenths of a second since the
-/// first use, which is enough for eight years.
+/// Decides if a fact is still assumed. Every inode has one, so it is small: it counts sixteenths of
+/// a second since the first use, which is enough for eight years.
 #[derive(Default)]
 pub(crate) struct Lease {
     /// The end of the lease, or 0.

@@ -1,9 +1,10 @@
 //! The backend `passthrough`: serves a directory of another file system through the contract of
 //! defuse (the Stackfs of the FAST '17 paper, on inodes instead of paths).
 //!
-//! [`Passthrough`] is a [`FileSystem`](defuse_fs::FileSystem) that maps every operation to the lower file system.
-//! Owners, modes, ACLs and errors are the same as in native access. Inodes are identified by file handle, or by name,
-//! so that a million known files need no million descriptors.
+//! [`Passthrough`] is a [`FileSystem`](defuse_fs::FileSystem) that maps every operation to the
+//! lower file system. Owners, modes, ACLs and errors are the same as in native access. Inodes are
+//! identified by file handle, or by name, so that a million known files need no million
+//! descriptors.
 //!
 //! It caches no data and no attributes, which is the task of frontends, and checks no permissions
 //! (see the contract). It is no sandbox: a process with the user id of the daemon can still access
@@ -18,14 +19,15 @@
 //! - A thread acts as the caller (`creds.rs`), with the capabilities that override permission
 //!   checks, since the frontend has made them, but without CAP_FOWNER and CAP_SYS_RESOURCE. The
 //!   lower file system thus checks ownership on the actual file.
-//! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which no
-//!   caller opens such a successor through the removed inode.
-//! - Numbers of an overlay without `nfs_export` change, and those of its hard links are no identity: such inodes are known by their
-//!   descriptors (`tables/watches.rs`).
+//! - Number and birth time of a removed inode may come back within a tick of the clock.
+//!   `identity.rs` has the rules by which no caller opens such a successor through the removed
+//!   inode.
+//! - Numbers of an overlay without `nfs_export` change, and those of its hard links are no
+//!   identity: such inodes are known by their descriptors (`tables/watches.rs`).
 //!
-//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`tables/foreign_mounts.rs`), and others take its place in the
-//!   table of mounts (`reuse.rs`). The own mount is not entered
-//!   (`tables/own_mount.rs`).
+//! - A file system mounted below the source can be unmounted: no descriptor on it lasts
+//!   (`tables/foreign_mounts.rs`), and others take its place in the table of mounts (`reuse.rs`).
+//!   The own mount is not entered (`tables/own_mount.rs`).
 //!
 //! # System calls per operation
 //!
@@ -53,12 +55,14 @@
 //!
 //! Without file handles, a lookup of a new inode takes 3 calls (statx, openat, statx), and open
 //! goes through `/proc/self/fd`. An inode that is not in the cache takes 2 more calls (openat,
-//! statx), and so does each directory above it that is not. On an overlay without `nfs_export`, a file with several
-//! names takes 4 (statx, openat, statx, inotify_add_watch), and the first change of an inode 3 more.
+//! statx), and so does each directory above it that is not. On an overlay without `nfs_export`, a
+//! file with several names takes 4 (statx, openat, statx, inotify_add_watch), and the first change
+//! of an inode 3 more.
 //!
-//! A program in whose process this is ([`CredentialsPolicy::Callers`]) looks a file up and opens it for reading with 3 calls, with and
-//! without file handles: statx, openat, statx. One more gives it a descriptor of its own. A file that it creates takes one
-//! call less than in the table. The handle is left out: the open file leads to its inode (`by_open_file.rs`).
+//! A program in whose process this is ([`CredentialsPolicy::Callers`]) looks a file up and opens it
+//! for reading with 3 calls, with and without file handles: statx, openat, statx. One more gives it
+//! a descriptor of its own. A file that it creates takes one call less than in the table. The
+//! handle is left out: the open file leads to its inode (`by_open_file.rs`).
 //!
 //! # Effects on the calling threads
 //!

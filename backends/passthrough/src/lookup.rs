@@ -42,7 +42,8 @@ impl Passthrough {
         Ok(entry)
     }
 
-    /// Looks up `name`, which was made just now, in the directory `dir`, which is open as `fd`. Counts a lookup.
+    /// Looks up `name`, which was made just now, in the directory `dir`, which is open as `fd`.
+    /// Counts a lookup.
     pub(crate) fn lookup_new_in(
         &self,
         dir: &Arc<LowerInode>,
@@ -54,7 +55,8 @@ impl Passthrough {
         Ok(entry)
     }
 
-    /// Looks up `name` like [`lookup_in`](Self::lookup_in), and opens it if it is a regular file that can be opened.
+    /// Looks up `name` like [`lookup_in`](Self::lookup_in), and opens it if it is a regular file
+    /// that can be opened.
     pub(crate) fn lookup_in_to_open(
         &self,
         dir: &Arc<LowerInode>,
@@ -85,9 +87,9 @@ impl Passthrough {
         StatxResult::read_at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 
-    /// Opens `name` in `dir`, which was a regular file just now. All results describe the open file, because the name
-    /// may have changed meanwhile. Returns `None` if it cannot be opened, or is another kind of file. Fails with
-    /// `EINTR`.
+    /// Opens `name` in `dir`, which was a regular file just now. All results describe the open
+    /// file, because the name may have changed meanwhile. Returns `None` if it cannot be opened, or
+    /// is another kind of file. Fails with `EINTR`.
     fn open_in(
         &self,
         dir: &Arc<LowerInode>,
@@ -99,8 +101,9 @@ impl Passthrough {
         self.open_by_name((dir, fd), name, (flags, how), Mode::empty())
     }
 
-    /// Opens the file `name` in `dir` with `O_CREAT`, if it is a regular file. The kernel checks everything, among others if `O_CREAT` may
-    /// open files of others there. Returns `None` and fails like [`open_in`](Self::open_in).
+    /// Opens the file `name` in `dir` with `O_CREAT`, if it is a regular file. The kernel checks
+    /// everything, among others if `O_CREAT` may open files of others there. Returns `None` and
+    /// fails like [`open_in`](Self::open_in).
     pub(crate) fn open_existing(
         &self,
         (dir, fd): (&Arc<LowerInode>, BorrowedFd<'_>),
@@ -183,7 +186,8 @@ impl Passthrough {
         self.find_new_in(index, dir, name)
     }
 
-    /// Looks up `name` in `dir`, where it leads to an inode on the mount `index` that is probably new.
+    /// Looks up `name` in `dir`, where it leads to an inode on the mount `index` that is probably
+    /// new.
     ///
     /// The name may change between the system calls. This is detected, because the file handle
     /// contains the inode number. The lookup then uses a descriptor, which always refers to one
@@ -195,7 +199,8 @@ impl Passthrough {
         }
         let tick = ClockTick::now();
         let handle = handle_of(dir, name)?;
-        // After the handle: the attributes of a predecessor would let its owner open the inode of the handle.
+        // After the handle: the attributes of a predecessor would let its owner open the inode of
+        // the handle.
         let stat = StatxResult::read_at(dir, name)?;
         let is_same = handle.names(mount.f_type, stat.ino()) == Some(true);
         if !is_same || stat.mount_id() != mount.id {
@@ -233,8 +238,8 @@ impl Passthrough {
         self.enter(index, &stat, handle, (kept, is_unique))
     }
 
-    /// Adds the inode of a file that is open as `fd` and has this status. Counts a lookup. The caller records its name. Also returns
-    /// the index of its mount.
+    /// Adds the inode of a file that is open as `fd` and has this status. Counts a lookup. The
+    /// caller records its name. Also returns the index of its mount.
     pub(crate) fn enter_open_fd(
         &self,
         likely: u32,
@@ -339,7 +344,8 @@ impl Passthrough {
         self.entry(ino, index, stat)
     }
 
-    /// The entry of a known inode that has a descriptor, by which it may have other numbers than by its name.
+    /// The entry of a known inode that has a descriptor, by which it may have other numbers than by
+    /// its name.
     fn entry_by_descriptor(&self, ino: Ino) -> Result<Entry> {
         let attr = self.getattr(ino, None).inspect_err(|_| self.forget(ino, 1))?;
         Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
@@ -374,7 +380,8 @@ impl Passthrough {
         own.is_at(mount.id, dir.key.ino, name).then(|| own.covered_dir())
     }
 
-    /// True if the own mount is `name` in `dir`. A system call with that name would call this file system.
+    /// True if the own mount is `name` in `dir`. A system call with that name would call this file
+    /// system.
     pub(crate) fn is_own_mount(&self, dir: &LowerInode, name: &[u8]) -> bool {
         self.find_covered(dir, name).is_some()
     }

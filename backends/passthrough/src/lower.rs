@@ -16,9 +16,9 @@ pub(crate) fn move_above(fd: OwnedFd, floor: u32) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd)
 }
 
-/// Clones the mounts of `dir` and below, with another rule for access times, mount_setattr(2). Backing
-/// files are read by the kernel, which uses the flags of the mount and not of our descriptor.
-/// Returns `None` for the default rule, without the privilege, or before Linux 5.12.
+/// Clones the mounts of `dir` and below, with another rule for access times, mount_setattr(2).
+/// Backing files are read by the kernel, which uses the flags of the mount and not of our
+/// descriptor. Returns `None` for the default rule, without the privilege, or before Linux 5.12.
 pub(crate) fn with_access_times(dir: BorrowedFd<'_>, rule: AccessTimeRule) -> Option<OwnedFd> {
     use rustix::mount::{OpenTreeFlags, open_tree};
     /// `MOUNT_ATTR_NOATIME` and `MOUNT_ATTR_STRICTATIME` of linux/mount.h.
@@ -44,7 +44,8 @@ pub(crate) fn open_parent(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
     rustix::fs::openat(dir, c"..", flags, Mode::empty()).or_errno()
 }
 
-/// True if the directory `dir` is `root` or below it. `open_parent` is [`open_parent`], or more patient.
+/// True if the directory `dir` is `root` or below it. `open_parent` is [`open_parent`], or more
+/// patient.
 pub(crate) fn is_below(
     dir: BorrowedFd<'_>,
     root: &StatxResult,
@@ -156,8 +157,8 @@ impl StatxResult {
         MountId { mount, device }
     }
 
-    /// True if all attributes but the numbers are equal, with the time of the last change, so that this is the same file right after a
-    /// change of it.
+    /// True if all attributes but the numbers are equal, with the time of the last change, so that
+    /// this is the same file right after a change of it.
     pub(crate) fn describes_same_file(&self, other: &StatxResult) -> bool {
         let times = |stat: &Statx| {
             [stat.stx_mtime, stat.stx_ctime, stat.stx_btime]

@@ -22,7 +22,8 @@ impl Passthrough {
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
-    /// Looks up a name, and opens its file if that takes fewer system calls than to open it afterwards.
+    /// Looks up a name, and opens its file if that takes fewer system calls than to open it
+    /// afterwards.
     pub(crate) fn lookup_to_open(
         &self,
         parent: Ino,
@@ -40,7 +41,8 @@ impl Passthrough {
         self.lookup_in_to_open(&dir, fd, name, args.flags)
     }
 
-    /// The attributes of a name. `ESTALE` where only a lookup finds them: on a lower mount that was not seen before.
+    /// The attributes of a name. `ESTALE` where only a lookup finds them: on a lower mount that was
+    /// not seen before.
     pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
         let dir = self.inodes.get(parent)?;
         if self.is_own_mount(&dir, name.as_bytes()) {
@@ -128,7 +130,8 @@ impl Passthrough {
         Ok(made)
     }
 
-    /// Opens or creates a file as the kernel would for the program itself. `ENOSYS` where the program does not get the descriptor.
+    /// Opens or creates a file as the kernel would for the program itself. `ENOSYS` where the
+    /// program does not get the descriptor.
     pub(crate) fn open_or_create(
         &self,
         parent: Ino,
@@ -160,8 +163,8 @@ impl Passthrough {
         Ok(opened.map_or(walk, |(entry, opened)| OpenOutcome::Opened(entry, opened)))
     }
 
-    /// Creates a file, always exclusively: no check was made whether the caller may open an existing file. Nor may this
-    /// open a fifo or device or follow a symbolic link.
+    /// Creates a file, always exclusively: no check was made whether the caller may open an
+    /// existing file. Nor may this open a fifo or device or follow a symbolic link.
     fn create_new(
         &self,
         (dir, lists): (BorrowedFd<'_>, bool),

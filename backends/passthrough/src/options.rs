@@ -33,8 +33,8 @@ pub enum CredentialsPolicy {
     /// operation returns. The umask of the process is not changed and applies in addition to
     /// [`NewNode::umask`](defuse_fs::NewNode::umask); below a default ACL neither applies.
     Restore,
-    /// Threads of the callers, which have their credentials and their umask already. Nothing is changed, and open files are
-    /// [native](defuse_fs::native).
+    /// Threads of the callers, which have their credentials and their umask already. Nothing is
+    /// changed, and open files are [native](defuse_fs::native).
     Callers(NativeOpener),
 }
 
@@ -63,18 +63,22 @@ pub struct PassthroughOptions {
     pub exclusive: bool,
     /// Support extended attributes, and with them ACLs and security labels. Default true.
     pub xattrs: bool,
-    /// Where the file system is mounted next ([`Frontend::mountpoint`](defuse_fs::source::FrontendProperties::mountpoint)).
+    /// Where the file system is mounted next
+    /// ([`Frontend::mountpoint`](defuse_fs::source::FrontendProperties::mountpoint)).
     pub mountpoint: Option<PathBuf>,
-    /// Only one user has access ([`Frontend::single_user`](defuse_fs::source::FrontendProperties::single_user)). Otherwise ACLs are supported
-    /// also without `xattrs`: a frontend that checks mode bits alone would admit users whom an ACL denies. Default false.
+    /// Only one user has access
+    /// ([`Frontend::single_user`](defuse_fs::source::FrontendProperties::single_user)). Otherwise
+    /// ACLs are supported also without `xattrs`: a frontend that checks mode bits alone would admit
+    /// users whom an ACL denies. Default false.
     pub single_user: bool,
     /// The frontend delays writes (kernel write-back cache). Files opened for writing are opened
     /// for reading, too, because the frontend must read partly written pages, and `O_APPEND` is
     /// left to the frontend. Default false.
     pub writeback: bool,
-    /// The rule by which reading updates access times on the source. For another one than the default a privileged
-    /// process serves a clone of the mounts, which does not include file systems mounted below the source later. By default, the
-    /// rule of the source's own mount applies.
+    /// The rule by which reading updates access times on the source. For another one than the
+    /// default a privileged process serves a clone of the mounts, which does not include file
+    /// systems mounted below the source later. By default, the rule of the source's own mount
+    /// applies.
     pub access_times: AccessTimeRule,
     /// Request a flush at every close(2), even if there is nothing to flush. Default false.
     pub flushes: bool,
@@ -118,11 +122,11 @@ impl PassthroughOptions {
     /// its numbers.
     ///
     /// It had no extended attributes: its `getxattr` returned `ENOSYS`, after which the kernel
-    /// sends no more of them, and it was mounted for one user. It had no backing files, because kernel passthrough did not exist. It
-    /// had no file handles and kept a path for each inode; here it is a cached descriptor, and
-    /// names if that is evicted. It receives a flush at every close (Linux 5.16 can avoid that).
-    /// Names and attributes are valid for 1 s. Its other settings (big writes, splice, threads)
-    /// belong to the frontend.
+    /// sends no more of them, and it was mounted for one user. It had no backing files, because
+    /// kernel passthrough did not exist. It had no file handles and kept a path for each inode;
+    /// here it is a cached descriptor, and names if that is evicted. It receives a flush at every
+    /// close (Linux 5.16 can avoid that). Names and attributes are valid for 1 s. Its other
+    /// settings (big writes, splice, threads) belong to the frontend.
     pub fn stackfs() -> Self {
         PassthroughOptions {
             file_handles: FileHandles::Off,

@@ -27,9 +27,9 @@ pub(crate) struct UnpinCandidate {
 }
 
 impl Passthrough {
-    /// Pins the inode of `name` in `dir`, if a frontend knows it and this may be its last name. It may be a directory if
-    /// `is_dir` is set.
-    /// This is a precaution: errors are ignored, since the operation itself will report them.
+    /// Pins the inode of `name` in `dir`, if a frontend knows it and this may be its last name. It
+    /// may be a directory if `is_dir` is set. This is a precaution: errors are ignored, since the
+    /// operation itself will report them.
     pub(crate) fn pin_victim(
         &self,
         (parent, dir): (&LowerInode, BorrowedFd<'_>),
@@ -83,7 +83,8 @@ impl Passthrough {
         Some(UnpinCandidate { inode, fd, is_last })
     }
 
-    /// False if no frontend knows the inode of `name` in `dir`, which may be a directory if `is_dir` is set.
+    /// False if no frontend knows the inode of `name` in `dir`, which may be a directory if
+    /// `is_dir` is set.
     fn may_know(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8], is_dir: bool) -> bool {
         if !is_dir && !self.inodes.has_files() {
             return false;
@@ -103,8 +104,9 @@ impl Passthrough {
         Some(UnpinCandidate { inode, fd, is_last: false })
     }
 
-    /// Does the work of [`settle`](Self::settle) after a successful removal, but skips the check if the name was the
-    /// last one. If another name was created meanwhile, an unneeded pin remains until the inode is forgotten.
+    /// Does the work of [`settle`](Self::settle) after a successful removal, but skips the check if
+    /// the name was the last one. If another name was created meanwhile, an unneeded pin remains
+    /// until the inode is forgotten.
     pub(crate) fn settle_removed(&self, victim: Option<UnpinCandidate>) {
         match victim {
             Some(UnpinCandidate { inode, fd, is_last: true }) if inode.handle.is_some() => {

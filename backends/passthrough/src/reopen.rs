@@ -5,7 +5,8 @@
 //! descriptor is in the cache. After an eviction, the inode is opened by name again, starting from
 //! the nearest ancestor that is still open. Mount, number and birth time identify the inode; if
 //! they differ (the file was moved on the source), it is stale. An inode keeps its own descriptor
-//! if the file system has no birth times, or if no name is known, and until the clock has passed its birth time (`identity.rs`).
+//! if the file system has no birth times, or if no name is known, and until the clock has passed
+//! its birth time (`identity.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ impl Passthrough {
 
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<LowerInode>, name: &[u8]) {
-        // With handles, no name is needed. Where inodes are not found again by name, requests to forget name them.
+        // With handles, no name is needed. Where inodes are not found again by name, requests to
+        // forget name them.
         let has_handles = self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles);
         if ino == Ino::ROOT || has_handles && !self.mounts.has_several() {
             return;

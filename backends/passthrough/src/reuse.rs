@@ -1,8 +1,8 @@
 //! Places of mounts that are used again, so that a daemon meets any number of mounts in its life.
 //!
-//! A mount takes a place in the table when a lookup meets it, and keeps it. When the table is full, the mounts that have gone
-//! leave, and then those that no inode is on. A kernel may know inodes of a mount that has gone: `ESTALE` is the answer to operations on them
-//! from then on.
+//! A mount takes a place in the table when a lookup meets it, and keeps it. When the table is full,
+//! the mounts that have gone leave, and then those that no inode is on. A kernel may know inodes of
+//! a mount that has gone: `ESTALE` is the answer to operations on them from then on.
 
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,8 +16,8 @@ use crate::passthrough::Passthrough;
 use crate::tables::mounts::PlaceSearch;
 
 impl Passthrough {
-    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign. Fails with `ENFILE` if all mounts
-    /// of a full table are in use.
+    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is
+    /// foreign. Fails with `ENFILE` if all mounts of a full table are in use.
     pub(crate) fn enter_mount(
         &self,
         fd: BorrowedFd<'_>,
@@ -65,7 +65,8 @@ impl Passthrough {
         self.foreign.forget_roots(|index| self.mounts.get(index).is_err());
     }
 
-    /// Mounts with a place where they are no longer. An inode that has a descriptor keeps its mount, which was detached while in use.
+    /// Mounts with a place where they are no longer. An inode that has a descriptor keeps its
+    /// mount, which was detached while in use.
     fn free_ended_mounts(&self) {
         let used: HashSet<u32> = self
             .inodes

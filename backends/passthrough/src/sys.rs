@@ -35,8 +35,8 @@ fn take_descriptor(result: libc::c_long) -> Result<OwnedFd> {
 /// Blocks all signals on the calling thread, which belongs to this crate: the handlers of the
 /// process expect its own threads.
 pub(crate) fn take_no_signals() {
-    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask that is
-    // changed is this thread's own.
+    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask
+    // that is changed is this thread's own.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -152,7 +152,8 @@ pub(crate) fn open_by_handle(
     handle: &CompactHandle,
     flags: u32,
 ) -> Result<OwnedFd> {
-    /// In milliseconds. The kernel may wait for its journal meanwhile. If memory is really short, this wastes a second.
+    /// In milliseconds. The kernel may wait for its journal meanwhile. If memory is really short,
+    /// this wastes a second.
     const PAUSES: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
     for pause in PAUSES {
         match open_by_handle_once(mount, handle, flags) {
@@ -202,8 +203,8 @@ pub(crate) fn setfsgid(gid: u32) -> u32 {
 
 /// Gives this thread its own umask and working directory, unshare(2).
 pub(crate) fn unshare_fs() -> Result<()> {
-    // SAFETY: CLONE_FS only separates the root, the working directory and the umask of this thread from the other
-    // threads; no memory or descriptor is affected.
+    // SAFETY: CLONE_FS only separates the root, the working directory and the umask of this thread
+    // from the other threads; no memory or descriptor is affected.
     check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FS) }).map(drop)
 }
 

@@ -1,4 +1,5 @@
-//! Writes beside descriptors with `O_DIRECT` and `O_APPEND`, and the durability that a write requests.
+//! Writes beside descriptors with `O_DIRECT` and `O_APPEND`, and the durability that a write
+//! requests.
 
 mod common;
 
@@ -15,8 +16,8 @@ const APPEND: u32 = OpenFlags::APPEND;
 const DSYNC: u32 = OpenFlags::DSYNC;
 const SYNC: u32 = OpenFlags::SYNC;
 
-/// Pages of a cache were written through the descriptor of a program that had opened the file with O_DIRECT: the last one was refused,
-/// and its bytes were lost.
+/// Pages of a cache were written through the descriptor of a program that had opened the file with
+/// O_DIRECT: the last one was refused, and its bytes were lost.
 #[test]
 fn pages_of_a_cache_are_written_whatever_flags_a_program_has_opened_the_file_with() {
     run_everywhere(
@@ -88,7 +89,8 @@ fn mount(image: &Path, at: &Path) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// The flags of a request were ignored: RWF_DSYNC of a direct write, and O_DSYNC of all writes on a mount with sync and direct_io.
+/// The flags of a request were ignored: RWF_DSYNC of a direct write, and O_DSYNC of all writes on a
+/// mount with sync and direct_io.
 #[test]
 fn a_write_is_as_durable_as_its_request_asks() {
     if !is_root() {
@@ -141,7 +143,8 @@ fn a_write_is_as_durable_as_its_request_asks() {
     }
 }
 
-/// With a write-back cache the file was opened for reading and writing and without O_APPEND, which such a file does not permit.
+/// With a write-back cache the file was opened for reading and writing and without O_APPEND, which
+/// such a file does not permit.
 #[test]
 fn a_file_that_only_grows_is_appended_to_with_a_write_back_cache() {
     if !is_root() {

@@ -1,8 +1,10 @@
-//! An inode that a frontend knows never leads to a successor with its number, whatever user made it.
+//! An inode that a frontend knows never leads to a successor with its number, whatever user made
+//! it.
 //!
-//! A user who could create files in the source of root's mount let the mount look a file up, removed it, and opened by its name the
-//! private file that root made in the same tick of the clock: number and birth time were equal, and the handle had no generation.
-//! ext3 gives a number again at once.
+//! A user who could create files in the source of root's mount let the mount look a file up,
+//! removed it, and opened by its name the private file that root made in the same tick of the
+//! clock: number and birth time were equal, and the handle had no generation. ext3 gives a number
+//! again at once.
 
 mod common;
 
@@ -23,7 +25,8 @@ struct MountedImage {
 }
 
 impl MountedImage {
-    /// Runs `make`, a command for the shell, with the path of an image of 32 MiB as $0, and mounts it. `None` without the means.
+    /// Runs `make`, a command for the shell, with the path of an image of 32 MiB as $0, and mounts
+    /// it. `None` without the means.
     fn new(make: &str, options: &str) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let (image, at) = (dir.path().join("image"), dir.path().join("at"));
@@ -89,7 +92,8 @@ const WAYS: [(&str, InodeUse); 5] = [
 /// Makes the private file.
 type FileStep = fn(&ServedDirectory);
 
-/// The steps between the lookup of `old` and its use, after which root's private file may have its number and birth time.
+/// The steps between the lookup of `old` and its use, after which root's private file may have its
+/// number and birth time.
 const STEPS: [(&str, FileStep); 4] = [
     ("elsewhere", |served| {
         fs::remove_file(served.path("old")).unwrap();
@@ -253,7 +257,8 @@ fn an_inode_of_generation_0_never_leads_to_its_successor() {
     }
 }
 
-/// A handle with generation 0 was taken for one made of the number alone, and everything was `ESTALE`.
+/// A handle with generation 0 was taken for one made of the number alone, and everything was
+/// `ESTALE`.
 #[test]
 fn file_systems_whose_inodes_have_no_generation_are_served() {
     if !is_root() {

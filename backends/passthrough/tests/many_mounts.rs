@@ -1,6 +1,7 @@
 //! A daemon meets more file systems below its source in its life than its table has places.
 //!
-//! The places of mounts that had gone were never used again: after 1,024 mounts every lookup on a new one failed with ENFILE.
+//! The places of mounts that had gone were never used again: after 1,024 mounts every lookup on a
+//! new one failed with ENFILE.
 
 mod common;
 
@@ -86,7 +87,8 @@ fn any_number_of_file_systems_is_mounted_and_unmounted_below_the_source() {
     }
 }
 
-/// Mounts that stay, at places of their own: those that nobody uses make room, and are met again later.
+/// Mounts that stay, at places of their own: those that nobody uses make room, and are met again
+/// later.
 #[test]
 fn unused_file_systems_make_room_for_others_and_are_met_again() {
     if !is_root() {
@@ -122,7 +124,8 @@ fn unused_file_systems_make_room_for_others_and_are_met_again() {
     checked.unwrap();
 }
 
-/// As many mounts as there are places are in use at once: a further one is refused, and served when another one has gone.
+/// As many mounts as there are places are in use at once: a further one is refused, and served when
+/// another one has gone.
 #[test]
 fn a_file_system_beyond_the_table_is_refused_until_another_one_has_gone() {
     if !is_root() {

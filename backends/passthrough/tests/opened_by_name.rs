@@ -36,7 +36,8 @@ fn options() -> PassthroughOptions {
     }
 }
 
-/// Runs `test` in every base where files are opened by their names: without file handles, and where a birth time is enough to know an inode.
+/// Runs `test` in every base where files are opened by their names: without file handles, and where
+/// a birth time is enough to know an inode.
 fn run_by_name(test: impl Fn(&ServedDirectory)) {
     const OVERLAY: i64 = 0x794c_7630;
     for base in bases() {
@@ -118,7 +119,8 @@ fn a_file_is_opened_by_its_name_for_writing_and_with_o_creat() {
         for bits in [OpenFlags::WRONLY, OpenFlags::RDWR] {
             let (_, file) = look_up(served, "file", bits).unwrap();
             release_last(served, file.unwrap());
-            // The file system clears set-user-id at the first write: the program does not write past it.
+            // The file system clears set-user-id at the first write: the program does not write
+            // past it.
             let args = flags(bits);
             let found =
                 served.fs.lookup_to_open(&own_context(), Ino::ROOT, name("set-id"), args).unwrap();

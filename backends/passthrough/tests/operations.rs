@@ -323,8 +323,8 @@ fn inode_flags_and_blocks_can_be_asked_for() {
     });
 }
 
-/// A new file was known to have no capability, and that answer came before the ENOSYS that the kernel remembers, so the
-/// kernel queried it again at every write.
+/// A new file was known to have no capability, and that answer came before the ENOSYS that the
+/// kernel remembers, so the kernel queried it again at every write.
 #[test]
 fn with_the_options_of_stackfs_there_are_no_xattrs_and_every_close_is_flushed() {
     run_everywhere(&PassthroughOptions::stackfs(), |served| {

@@ -1,7 +1,9 @@
-//! The source is an overlay, whose files change their numbers when they are copied to the upper layer.
+//! The source is an overlay, whose files change their numbers when they are copied to the upper
+//! layer.
 //!
-//! After link(2), the two names of such a file were two inodes, each with pages of its own. Hard links of a lower layer have one number and
-//! are different files once one is changed: a write to one name went to the file of the other.
+//! After link(2), the two names of such a file were two inodes, each with pages of its own. Hard
+//! links of a lower layer have one number and are different files once one is changed: a write to
+//! one name went to the file of the other.
 
 mod common;
 
@@ -21,7 +23,8 @@ struct OverlayMount {
 }
 
 impl OverlayMount {
-    /// `lower` and `upper` are types of file systems; the layers are on one if `upper` is empty. `None` without the means.
+    /// `lower` and `upper` are types of file systems; the layers are on one if `upper` is empty.
+    /// `None` without the means.
     fn new(lower: &str, upper: &str, options: &str) -> Option<OverlayMount> {
         let dir = tempfile::tempdir().unwrap();
         let mut made = OverlayMount { dir, mounted: Vec::new() };
@@ -80,7 +83,8 @@ fn make_lower(at: &Path) {
     fs::write(at.join("dir/file"), "file").unwrap();
 }
 
-/// The overlays whose files behave differently. Files of ramfs have no handles, so that an upper file does not know its origin.
+/// The overlays whose files behave differently. Files of ramfs have no handles, so that an upper
+/// file does not know its origin.
 const OVERLAYS: [(&str, &str, &str); 5] = [
     ("tmpfs", "tmpfs", ",index=off"),
     ("tmpfs", "tmpfs", ",index=on"),
@@ -136,7 +140,8 @@ fn ino_in(served: &ServedDirectory, dir: Ino, text: &str) -> Ino {
     entry.ino
 }
 
-/// The numbers of the source as programs see them there, and as the frontend shows them: equal numbers for equal files.
+/// The numbers of the source as programs see them there, and as the frontend shows them: equal
+/// numbers for equal files.
 fn assert_same_files(served: &ServedDirectory, what: &str, names: &[&str]) {
     let entries: Vec<_> = names.iter().map(|text| served.lookup(text).unwrap()).collect();
     let native: Vec<_> =
@@ -182,7 +187,8 @@ fn a_file_stays_one_inode_when_an_overlay_copies_it() {
                 fs::hard_link(served.path(path), served.path("native")).unwrap();
                 let native = served.lookup("native").unwrap();
                 assert_eq!(after.ino, found.ino, "{what}");
-                // Where files of the lower layer have no handles, the overlay itself has two inodes of this file.
+                // Where files of the lower layer have no handles, the overlay itself has two inodes
+                // of this file.
                 let numbers = |text: &str| {
                     fs::metadata(served.path(text)).map(|stat| (stat.dev(), stat.ino())).unwrap()
                 };
@@ -211,7 +217,8 @@ fn assert_nothing_stays(served: &ServedDirectory, what: &str) {
     assert_eq!((stats.inodes, stats.watched_inodes, stats.pinned_fds), (1, 0, 1), "{what}");
 }
 
-/// The names of a lower file are one file until one of them changes, unless the overlay has an index.
+/// The names of a lower file are one file until one of them changes, unless the overlay has an
+/// index.
 #[test]
 fn a_hard_link_of_a_lower_layer_changes_alone_as_natively() {
     if !is_root() {

@@ -377,8 +377,8 @@ fn the_credentials_of_an_operation_do_not_depend_on_earlier_ones_of_its_thread()
     });
 }
 
-/// A thread started by a thread that acted for a user inherited that user's capabilities, and took them for the
-/// daemon's: root could not set set-user-id on a user's file.
+/// A thread started by a thread that acted for a user inherited that user's capabilities, and took
+/// them for the daemon's: root could not set set-user-id on a user's file.
 #[test]
 fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
     if !is_root() {
@@ -414,8 +414,9 @@ impl SupplementaryGroups for NamespaceRoot {
     }
 }
 
-/// The kernel checks fchmod(2) and the like with the owner that it has cached, however old that is. The daemon then repeated
-/// with CAP_FOWNER what the lower file system had refused to the former owner, and changed the group with CAP_CHOWN.
+/// The kernel checks fchmod(2) and the like with the owner that it has cached, however old that is.
+/// The daemon then repeated with CAP_FOWNER what the lower file system had refused to the former
+/// owner, and changed the group with CAP_CHOWN.
 #[test]
 fn a_former_owner_changes_no_attributes() {
     if !is_root() {

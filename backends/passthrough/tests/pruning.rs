@@ -111,8 +111,8 @@ fn pruned_child() {
     }
 }
 
-/// With an overlay as its source, the root of each container, a mount answered EMFILE to everything after as many files as it may have
-/// descriptors, for as long as the kernel remembered them.
+/// With an overlay as its source, the root of each container, a mount answered EMFILE to everything
+/// after as many files as it may have descriptors, for as long as the kernel remembered them.
 #[test]
 fn inodes_without_handles_and_birth_times_are_forgotten_before_descriptors_run_out() {
     if !is_root() {

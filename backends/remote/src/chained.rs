@@ -1,4 +1,5 @@
-//! Several requests in one message, to servers that take them: a path is resolved and opened, and a file is created, written and closed.
+//! Several requests in one message, to servers that take them: a path is resolved and opened, and a
+//! file is created, written and closed.
 
 use std::sync::atomic::Ordering;
 
@@ -34,8 +35,8 @@ impl RemoteShared {
         self.agreement.uses(COMPOUND)
     }
 
-    /// Sends a chain that begins at `ino`. `decode` gets the replies to its first links, at least one, the last of
-    /// which may be an error.
+    /// Sends a chain that begins at `ino`. `decode` gets the replies to its first links, at least
+    /// one, the last of which may be an error.
     pub(super) fn request_chain<T>(
         &self,
         cx: &Context<'_>,
@@ -59,8 +60,8 @@ impl RemoteShared {
             .with_bytes(links.as_bytes())
     }
 
-    /// Resolves a path like [`resolve`](RemoteShared::resolve), and opens the inode at its end if a request is
-    /// needed.
+    /// Resolves a path like [`resolve`](RemoteShared::resolve), and opens the inode at its end if a
+    /// request is needed.
     pub(super) fn resolve_to_open(
         &self,
         cx: &Context<'_>,
@@ -151,8 +152,8 @@ impl RemoteShared {
 }
 
 impl RemoteShared {
-    /// Creates a file, and resolves its name before that, by one message: the answer says whether every user may search the
-    /// directory, and where the name leads if it is there.
+    /// Creates a file, and resolves its name before that, by one message: the answer says whether
+    /// every user may search the directory, and where the name leads if it is there.
     pub(super) fn resolve_and_create(
         &self,
         cx: &Context<'_>,
@@ -184,8 +185,8 @@ impl RemoteShared {
         }
     }
 
-    /// Sends the request to make `name` in `dir` behind one that resolves the name. Returns the output of the latter, and the
-    /// result of the former.
+    /// Sends the request to make `name` in `dir` behind one that resolves the name. Returns the
+    /// output of the latter, and the result of the former.
     pub(super) fn resolve_and_request<T>(
         &self,
         cx: &Context<'_>,
@@ -209,8 +210,8 @@ impl RemoteShared {
         })
     }
 
-    /// Sends a request that makes `name` in `dir` lead to an inode that was there before, and resolves the name behind it, so that a later
-    /// stat(2) needs no request.
+    /// Sends a request that makes `name` in `dir` lead to an inode that was there before, and
+    /// resolves the name behind it, so that a later stat(2) needs no request.
     pub(super) fn request_and_resolve<T>(
         &self,
         cx: &Context<'_>,
@@ -265,7 +266,8 @@ pub(super) fn decode_chain<T>(
 }
 
 impl RemoteClient {
-    /// Creates a file with these contents, and closes it, by one message. `None` if this takes several messages.
+    /// Creates a file with these contents, and closes it, by one message. `None` if this takes
+    /// several messages.
     pub(super) fn create_chained(
         &self,
         cx: &Context<'_>,

@@ -89,13 +89,15 @@ pub(super) struct ClientConnection {
     /// Lanes in shared memory, if the server has offered them and they are used.
     lanes: OnceLock<ClientLanes>,
     offered: PendingOffer,
-    /// Requests without a waiting thread since the socket was last looked at for a thread in a lane.
+    /// Requests without a waiting thread since the socket was last looked at for a thread in a
+    /// lane.
     unheard: AtomicU32,
     /// The number of further late replies after which threads no longer poll.
     hope: AtomicU32,
 }
 
-/// The number of replies without a waiting thread that may stay in the socket: a server waits with a full one.
+/// The number of replies without a waiting thread that may stay in the socket: a server waits with
+/// a full one.
 const UNHEARD: u32 = 32;
 
 /// Messages that are received in a row without a look at anything else: more than a socket holds.
@@ -142,14 +144,15 @@ impl ClientConnection {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// True if this process may use the connection. A child process may neither send requests nor read data that only
-    /// the connection keeps current.
+    /// True if this process may use the connection. A child process may neither send requests nor
+    /// read data that only the connection keeps current.
     pub(super) fn is_usable(&self) -> bool {
         self.is_own() && !self.has_ended()
     }
 
-    /// Like [`is_dead`](Self::is_dead), before an answer from shared memory, for which nothing is sent: checks the
-    /// socket once in each tick of the kernel's clock. Another server, and its replies, appear later than that.
+    /// Like [`is_dead`](Self::is_dead), before an answer from shared memory, for which nothing is
+    /// sent: checks the socket once in each tick of the kernel's clock. Another server, and its
+    /// replies, appear later than that.
     pub(super) fn has_ended(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let tick = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
@@ -190,7 +193,8 @@ impl ClientConnection {
         }
     }
 
-    /// Returns a free lane for a request and a reply of these lengths. Requests more lanes if none is free.
+    /// Returns a free lane for a request and a reply of these lengths. Requests more lanes if none
+    /// is free.
     pub(super) fn take_lane(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.check_usable()?;
@@ -214,7 +218,8 @@ impl ClientConnection {
         self.wait(claim, cx, self.timeout, decode)
     }
 
-    /// Uses the lanes that the server has offered, from now on. Returns false if it has offered none.
+    /// Uses the lanes that the server has offered, from now on. Returns false if it has offered
+    /// none.
     ///
     /// # Errors
     ///
@@ -247,7 +252,8 @@ impl ClientConnection {
         self.lanes.get()
     }
 
-    /// True if many replies without a waiting thread may be in the socket, so that they have to be received.
+    /// True if many replies without a waiting thread may be in the socket, so that they have to be
+    /// received.
     pub(super) fn has_unheard(&self) -> bool {
         let many = self.unheard.load(Ordering::Relaxed) >= UNHEARD;
         many && self.unheard.swap(0, Ordering::Relaxed) > 0
@@ -257,7 +263,8 @@ impl ClientConnection {
         self.timeout
     }
 
-    /// Like [`request`](ClientConnection::request), for a request without data whose reply has a descriptor.
+    /// Like [`request`](ClientConnection::request), for a request without data whose reply has a
+    /// descriptor.
     pub(super) fn request_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, &[])?;
@@ -361,7 +368,8 @@ impl ClientConnection {
         Ok(claim.unique)
     }
 
-    /// Sends a request whose reply has no body, and comes soon. The thread that finds the reply calls `done`.
+    /// Sends a request whose reply has no body, and comes soon. The thread that finds the reply
+    /// calls `done`.
     pub(super) fn request_in_background(
         &self,
         head: &mut [u8],

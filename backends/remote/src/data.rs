@@ -204,8 +204,8 @@ impl RemoteShared {
     }
 }
 
-/// Returns a lane for a message with as many of `most` bytes as fit, and their number. Without a lane that takes
-/// `large` messages, the number is `small` at most.
+/// Returns a lane for a message with as many of `most` bytes as fit, and their number. Without a
+/// lane that takes `large` messages, the number is `small` at most.
 fn take_lane_for<'a>(
     most: usize,
     (large, small): (usize, usize),

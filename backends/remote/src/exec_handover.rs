@@ -43,15 +43,15 @@ pub struct OpenFileHandover {
 pub struct HandoverClient {
     /// The connection. It has only rights of its own.
     pub client: RemoteClient,
-    /// The result for each handed-over inode: `ESTALE` or `EBADF` if the other connection does not have the inode or
-    /// the handle.
+    /// The result for each handed-over inode: `ESTALE` or `EBADF` if the other connection does not
+    /// have the inode or the handle.
     pub taken: Vec<Result<()>>,
 }
 
 impl HandoverClient {
-    /// Connects to the same server as the socket of the connection `predecessor`, or to a server of the same user, which
-    /// has no more rights. The introduction and the objects to take over are one message after the other, for which
-    /// this waits once.
+    /// Connects to the same server as the socket of the connection `predecessor`, or to a server of
+    /// the same user, which has no more rights. The introduction and the objects to take over are
+    /// one message after the other, for which this waits once.
     pub(crate) fn connect(
         (socket, predecessor): (BorrowedFd<'_>, ConnectionNumber),
         path: &Path,

@@ -14,7 +14,8 @@ use defuse_wire::decode;
 use defuse_wire::encode::{self, EncodedRequest};
 use defuse_wire::vendor::{OPEN_WANTS_BYTES, RELEASE_HAS_READ};
 
-/// The flags and the user of an open. A file opened in advance serves only opens with equal flags and the same user.
+/// The flags and the user of an open. A file opened in advance serves only opens with equal flags
+/// and the same user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct OpenIdentity {
     pub(super) flags: OpenFlags,
@@ -240,7 +241,8 @@ impl RemoteShared {
         let _ = self.release(cx, (Opcode::Release, Opcode::Open), file.ino, &args);
     }
 
-    /// Sends RELEASE or RELEASEDIR. No caller waits for the reply; the next receiving thread takes it.
+    /// Sends RELEASE or RELEASEDIR. No caller waits for the reply; the next receiving thread takes
+    /// it.
     pub(super) fn release(
         &self,
         cx: &Context<'_>,
@@ -257,7 +259,8 @@ impl RemoteShared {
         let was_read = self.whole.remove_closed(file.fh);
         if args.release_flags == 0 {
             if let Some(are_many) = self.opened_ahead.record_close(file, (args.flags, was_read)) {
-                // An open file that has changed may have been removed, and exists as long as it is open.
+                // An open file that has changed may have been removed, and exists as long as it is
+                // open.
                 let versions = self.paths.versions.get();
                 let now = versions.and_then(|versions| versions.attributes(ino));
                 if are_many || version.is_none() || version != now {
@@ -379,8 +382,8 @@ impl RemoteClient {
         }
     }
 
-    /// Creates a file like [`create_or_make`](Self::create_or_make), unless its name is known to be there. An unknown name is most
-    /// often free.
+    /// Creates a file like [`create_or_make`](Self::create_or_make), unless its name is known to be
+    /// there. An unknown name is most often free.
     pub(super) fn create_unless_known(
         &self,
         cx: &Context<'_>,
@@ -444,8 +447,8 @@ pub(super) fn found_or(found: OpenOutcome, errno: Errno) -> Result<OpenOutcome> 
     }
 }
 
-/// True for an error of CREATE that says nothing against an open of the file, if there is one: its name is there, or the server has
-/// refused the creation before it looked for the name.
+/// True for an error of CREATE that says nothing against an open of the file, if there is one: its
+/// name is there, or the server has refused the creation before it looked for the name.
 pub(super) fn may_precede_lookup(errno: Errno) -> bool {
     let of_rights = [Errno::EEXIST, Errno::EACCES, Errno::EPERM, Errno::EROFS];
     let of_limits = [Errno::ENOSPC, Errno::EDQUOT, Errno::ENFILE, Errno::EMLINK];

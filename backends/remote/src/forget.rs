@@ -1,9 +1,10 @@
 //! Returned lookups. No caller waits for them, so that they are sent in batches.
 //!
-//! A server may forget an inode with its last lookup, and a program with several threads may handle FORGET
-//! before an earlier RELEASE. So the lookups of an inode stay here until its RELEASE is answered, as in the
-//! kernel, where an open file holds the inode (`fuse_release_end` in fs/fuse/file.c). libfuse ends a program
-//! that gets RELEASE for an inode that is forgotten ("node not found").
+//! A server may forget an inode with its last lookup, and a program with several threads may handle
+//! FORGET before an earlier RELEASE. So the lookups of an inode stay here until its RELEASE is
+//! answered, as in the kernel, where an open file holds the inode (`fuse_release_end` in
+//! fs/fuse/file.c). libfuse ends a program that gets RELEASE for an inode that is forgotten ("node
+//! not found").
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,8 +25,8 @@ const UNANSWERED: u64 = 2;
 #[derive(Default)]
 pub(super) struct PendingForgets {
     items: Mutex<Vec<ForgetOne>>,
-    /// The inodes of the RELEASE and RELEASEDIR requests without a reply, at most one for each slot of a connection.
-    /// Locked after `items`.
+    /// The inodes of the RELEASE and RELEASEDIR requests without a reply, at most one for each slot
+    /// of a connection. Locked after `items`.
     releasing: Mutex<Vec<Ino>>,
     /// A name was removed: the next returned lookup may be the last reference to the file.
     soon: AtomicBool,
@@ -93,8 +94,8 @@ impl RemoteShared {
         }
     }
 
-    /// A name in `dir` was removed. Lookups that were returned before may have been the last references to its file, and so may
-    /// be the next one.
+    /// A name in `dir` was removed. Lookups that were returned before may have been the last
+    /// references to its file, and so may be the next one.
     pub(super) fn record_removed_name(&self, dir: Ino) {
         self.close_removed(dir);
         self.forgets.send_next_at_once();

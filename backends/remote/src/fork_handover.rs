@@ -1,9 +1,9 @@
 //! Copies of connections for child processes.
 //!
-//! Few children use one: most execute a program, which begins with a connection of its own. So the server makes the
-//! copy before the fork, and creates a session for it when the child connects. For a child whose parent waits until
-//! it executes a program (vfork(2)), the server makes no copy before the child requests it: meanwhile the parent's
-//! connection does not change.
+//! Few children use one: most execute a program, which begins with a connection of its own. So the
+//! server makes the copy before the fork, and creates a session for it when the child connects. For
+//! a child whose parent waits until it executes a program (vfork(2)), the server makes no copy
+//! before the child requests it: meanwhile the parent's connection does not change.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,12 +27,13 @@ use crate::{
     RemoteOptions, connect_socket, introduce, new_number,
 };
 
-/// A copy of another connection to the same server, with everything that the other connection had when this was made:
-/// inodes and open files are valid through both, and the file system gets them back when both have returned them. It
-/// acts for the user who made the first connection, even if the process has become another user.
+/// A copy of another connection to the same server, with everything that the other connection had
+/// when this was made: inodes and open files are valid through both, and the file system gets them
+/// back when both have returned them. It acts for the user who made the first connection, even if
+/// the process has become another user.
 ///
-/// The child [uses](ConnectionHandover::begin) it, if it needs one at all. Dropping it closes the socket: the server
-/// releases everything when neither process has the socket open.
+/// The child [uses](ConnectionHandover::begin) it, if it needs one at all. Dropping it closes the
+/// socket: the server releases everything when neither process has the socket open.
 pub struct ConnectionHandover {
     /// The socket of the copy, or this process's descriptor of the parent's.
     socket: OwnedFd,
@@ -93,7 +94,8 @@ impl ConnectionHandover {
         Ok(self.with_socket(copy, true))
     }
 
-    /// Like [`RemoteClient::hand_over_when_used`], for a connection that the parent has not begun to use.
+    /// Like [`RemoteClient::hand_over_when_used`], for a connection that the parent has not begun
+    /// to use.
     pub fn hand_over_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
         self.with_socket((socket, self.own), false)
     }
@@ -136,8 +138,8 @@ impl ConnectionHandover {
         self.agreement.caps()
     }
 
-    /// Begins to use the connection, in the calling process. If the server is gone, or refuses, a message is logged
-    /// and every call fails with `ENOTCONN`.
+    /// Begins to use the connection, in the calling process. If the server is gone, or refuses, a
+    /// message is logged and every call fails with `ENOTCONN`.
     pub fn begin(self) -> RemoteClient {
         let ConnectionHandover {
             socket,
@@ -190,7 +192,8 @@ impl AsFd for ConnectionHandover {
     }
 }
 
-/// A socket at the server of `socket`, with a copy of its connection `copy_of`, and the number of the copy.
+/// A socket at the server of `socket`, with a copy of its connection `copy_of`, and the number of
+/// the copy.
 fn fetch_copy(
     (socket, copy_of): (BorrowedFd<'_>, ConnectionNumber),
     path: &Path,

@@ -42,7 +42,8 @@ impl FileSystem for RemoteClient {
         self.shared.notices.add(notify);
     }
 
-    /// Returns the figures of this client's lanes and pages. The server has figures of its own, which no client sees.
+    /// Returns the figures of this client's lanes and pages. The server has figures of its own,
+    /// which no client sees.
     fn figures(&self) -> Vec<Figure> {
         let Some(counts) = self.lane_counts() else { return Vec::new() };
         let ClientLaneCounts { requests, posted, bells, page_reads, sleeps } = counts;
@@ -78,8 +79,8 @@ impl FileSystem for RemoteClient {
         Some(self)
     }
 
-    /// Returns the device of a manager, whose number is in the highest bits of an inode's number. Numbers of other
-    /// servers are small.
+    /// Returns the device of a manager, whose number is in the highest bits of an inode's number.
+    /// Numbers of other servers are small.
     fn failure_domain(&self, ino: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         let device = device_of(ino);
         (device != 0).then_some(FailureDomain(device))

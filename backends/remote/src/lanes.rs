@@ -1,8 +1,8 @@
 //! Requests through lanes in shared memory, beside the socket of a connection.
 //!
-//! A thread takes a free lane, writes its request, and polls for the reply before it sleeps. While the server also
-//! polls, there is no system call. Without a free lane the request goes through the socket, and the client requests
-//! more lanes.
+//! A thread takes a free lane, writes its request, and polls for the reply before it sleeps. While
+//! the server also polls, there is no system call. Without a free lane the request goes through the
+//! socket, and the client requests more lanes.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -32,11 +32,13 @@ pub(super) struct ClientLanes {
     memory: MappedMemory,
     /// The lanes of a block are created when one of them is used first.
     lane_slots: [OnceLock<Box<[Mutex<BufferedLane>]>>; MOST_BLOCKS],
-    /// True if a further block was requested and has not arrived; it never arrives if the server has refused it.
+    /// True if a further block was requested and has not arrived; it never arrives if the server
+    /// has refused it.
     requested: AtomicBool,
     /// Number of requests without a waiting thread that are not known to be answered.
     later: AtomicU32,
-    /// Like the value of the socket: the number of replies that may be late before threads no longer poll.
+    /// Like the value of the socket: the number of replies that may be late before threads no
+    /// longer poll.
     hope: AtomicU32,
     may_spin: bool,
     /// Notifications of the server that were received.
@@ -65,8 +67,8 @@ pub(super) struct LaneRequest {
 }
 
 impl BufferedLane {
-    /// Returns the reply to the request `number`, if it is there. Passes on all available replies to requests without
-    /// a waiting thread.
+    /// Returns the reply to the request `number`, if it is there. Passes on all available replies
+    /// to requests without a waiting thread.
     fn poll(
         &mut self,
         lanes: &ClientLanes,
@@ -129,8 +131,8 @@ impl ClientLanes {
         })
     }
 
-    /// Returns a free lane for a request and a reply of these lengths, preferably the lane that the thread had
-    /// before.
+    /// Returns a free lane for a request and a reply of these lengths, preferably the lane that the
+    /// thread had before.
     pub(super) fn take_lane(&self, request: usize, reply: usize) -> Option<LaneGuard<'_>> {
         if !ClientLane::takes(0, request, reply) {
             return None;
@@ -217,8 +219,8 @@ fn try_lock_lane(buffered: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, Buffer
 }
 
 impl ClientConnection {
-    /// Sends a request through a lane, and does not wait for its reply, which has no body. Returns `done` if it must go
-    /// through the socket.
+    /// Sends a request through a lane, and does not wait for its reply, which has no body. Returns
+    /// `done` if it must go through the socket.
     pub(super) fn post(
         &self,
         (lanes, mut buffered): LaneGuard<'_>,
@@ -260,8 +262,8 @@ impl ClientConnection {
         self.take_reply((lanes, buffered), answer, decode)
     }
 
-    /// Sends a request through a lane of which the thread has no other use, and leaves its reply there until it is
-    /// [taken](ClientConnection::take_begun). `None` if no lane is free.
+    /// Sends a request through a lane of which the thread has no other use, and leaves its reply
+    /// there until it is [taken](ClientConnection::take_begun). `None` if no lane is free.
     pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<LaneRequest>> {
         let Some(lanes) = self.lanes() else { return Ok(None) };
         self.check_usable()?;
@@ -307,7 +309,8 @@ impl ClientConnection {
         decode(&reply[HEADER_LEN..])
     }
 
-    /// Sends a READ of `size` bytes through a lane, and copies the reply from there into `out`. Returns the bytes read.
+    /// Sends a READ of `size` bytes through a lane, and copies the reply from there into `out`.
+    /// Returns the bytes read.
     pub(super) fn exchange_data(
         &self,
         (lanes, mut buffered): LaneGuard<'_>,
@@ -352,7 +355,8 @@ impl ClientConnection {
         Ok(answer.len - HEADER_LEN)
     }
 
-    /// Submits a request of a head and data, whose reply has `most` bytes at most. Returns its number.
+    /// Submits a request of a head and data, whose reply has `most` bytes at most. Returns its
+    /// number.
     fn submit(
         &self,
         (lanes, buffered): (&ClientLanes, &mut BufferedLane),
@@ -437,7 +441,8 @@ impl ClientConnection {
             for _ in 0..LOOKS {
                 let answer = buffered.poll(lanes, number).map_err(|why| self.break_off(why))?;
                 if let Some(answer) = answer {
-                    // If processors are short, other threads have run meanwhile, and for longer than a wake-up takes.
+                    // If processors are short, other threads have run meanwhile, and for longer
+                    // than a wake-up takes.
                     lanes.note(hope, yielded && begun.elapsed_ns() >= SPIN_NS);
                     return Ok(Some(answer));
                 }
@@ -460,7 +465,8 @@ impl ClientConnection {
         let _ = self.try_tell(&[0; BELL], &[]);
     }
 
-    /// Requests more lanes, because all are in use, unless that was done. The reply arrives with others.
+    /// Requests more lanes, because all are in use, unless that was done. The reply arrives with
+    /// others.
     pub(super) fn request_lanes(&self, lanes: &ClientLanes) {
         let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all

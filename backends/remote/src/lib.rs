@@ -1,9 +1,9 @@
 //! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a
 //! FUSE program without a mount.
 //!
-//! [`RemoteClient`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that
-//! the kernel would send. It works with servers of this project and with others that speak FUSE on
-//! an open descriptor. It caches nothing.
+//! [`RemoteClient`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the
+//! request that the kernel would send. It works with servers of this project and with others that
+//! speak FUSE on an open descriptor. It caches nothing.
 //!
 //! Replies are not trusted: an invalid reply results in `EIO`, and a server that does not speak
 //! FUSE is disconnected.
@@ -151,8 +151,9 @@ pub struct RemoteOptions {
     pub descriptors_from: u16,
     /// The use of shared memory for requests.
     pub lanes: LaneUse,
-    /// A write with `O_APPEND` is sent with the size of the file as its offset, as the kernel does, one at a time. For programs that
-    /// write at the offset: servers of this project find the end by themselves.
+    /// A write with `O_APPEND` is sent with the size of the file as its offset, as the kernel does,
+    /// one at a time. For programs that write at the offset: servers of this project find the end
+    /// by themselves.
     pub appends_at_size: bool,
 }
 
@@ -170,8 +171,8 @@ pub enum LaneUse {
     Never,
     /// Used if the server offers it.
     IfOffered,
-    /// The server must offer it ([`RemoteError::NoLanes`]). It may still have none left for this connection,
-    /// which then uses messages.
+    /// The server must offer it ([`RemoteError::NoLanes`]). It may still have none left for this
+    /// connection, which then uses messages.
     Required,
 }
 
@@ -186,8 +187,8 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// (`ENOTCONN`): see [`hand_over`](RemoteClient::hand_over).
 ///
 /// Notifications of the server are delivered by a thread that waits for a reply, before it returns.
-/// If no thread waits, [`deliver`](RemoteClient::deliver) does so. A thread of its own (`defuse-client`)
-/// exists only during a wait for a lock or a poll of a file.
+/// If no thread waits, [`deliver`](RemoteClient::deliver) does so. A thread of its own
+/// (`defuse-client`) exists only during a wait for a lock or a poll of a file.
 pub struct RemoteClient {
     shared: Arc<RemoteShared>,
 }
@@ -271,26 +272,30 @@ impl RemoteClient {
         }
     }
 
-    /// Requests a copy of this connection from the server, for a child process: [`ConnectionHandover`]. A parent does
-    /// so before fork(2), while no other thread makes requests.
+    /// Requests a copy of this connection from the server, for a child process:
+    /// [`ConnectionHandover`]. A parent does so before fork(2), while no other thread makes
+    /// requests.
     ///
     /// # Errors
     ///
-    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect),
-    /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
+    /// [`RemoteError::NoPath`] for a client that was not created by
+    /// [`connect`](RemoteClient::connect), [`RemoteError::Stranger`] if another user listens there
+    /// now, and [`RemoteError::Copy`] if the server refuses.
     pub fn hand_over(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         // The copy would also have these open files, without knowing of them.
         self.shared.close_ahead();
         ConnectionHandover::copy_connection(self)
     }
 
-    /// Like [`hand_over`](RemoteClient::hand_over), but the server makes the copy when the child uses it.
-    /// `socket` is the child's own descriptor of this connection. The child calls this, and nothing may use the
-    /// connection before the child has ended or executed a program, like a parent that waits for that in vfork(2).
+    /// Like [`hand_over`](RemoteClient::hand_over), but the server makes the copy when the child
+    /// uses it. `socket` is the child's own descriptor of this connection. The child calls this,
+    /// and nothing may use the connection before the child has ended or executed a program, like a
+    /// parent that waits for that in vfork(2).
     ///
     /// # Errors
     ///
-    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect).
+    /// [`RemoteError::NoPath`] for a client that was not created by
+    /// [`connect`](RemoteClient::connect).
     pub fn hand_over_when_used(
         &self,
         socket: OwnedFd,
@@ -298,24 +303,24 @@ impl RemoteClient {
         ConnectionHandover::copy_when_used(self, socket)
     }
 
-    /// Closes the files and directories that were opened in advance and not used, and reports reads to the server
-    /// that it does not know yet.
+    /// Closes the files and directories that were opened in advance and not used, and reports reads
+    /// to the server that it does not know yet.
     pub fn give_back(&self) {
         self.shared.close_ahead();
     }
 
-    /// Reports reads to the server that it does not know yet. Must be called before the connection ends with the
-    /// process, which would otherwise lose an access time.
+    /// Reports reads to the server that it does not know yet. Must be called before the connection
+    /// ends with the process, which would otherwise lose an access time.
     pub fn report_reads(&self) {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let cx = Context::new(Caller { uid, gid, pid: 0 });
         self.shared.report_reads(&cx, Opcode::Getattr);
     }
 
-    /// Creates another connection to the same server, for the program that this process is about to execute. It
-    /// begins with nothing and takes over what the program inherits. The server frees all other objects when this
-    /// connection ends. It acts for the present user of the process, and leaves the
-    /// [lanes](RemoteClient::unused_lanes) to that program.
+    /// Creates another connection to the same server, for the program that this process is about to
+    /// execute. It begins with nothing and takes over what the program inherits. The server frees
+    /// all other objects when this connection ends. It acts for the present user of the process,
+    /// and leaves the [lanes](RemoteClient::unused_lanes) to that program.
     ///
     /// # Errors
     ///
@@ -373,15 +378,16 @@ impl RemoteClient {
         )
     }
 
-    /// Returns the memory of the lanes that the server has offered to the [next program](RemoteClient::prepare_exec).
-    /// `None` if there are none, or if they were taken.
+    /// Returns the memory of the lanes that the server has offered to the [next
+    /// program](RemoteClient::prepare_exec). `None` if there are none, or if they were taken.
     pub fn unused_lanes(&self) -> Option<OwnedFd> {
         self.shared.connection.take_offered()
     }
 
     /// Restores the connection over `socket` to the server at `path`, from the
-    /// [text](RemoteClient::to_text) and the [lanes](RemoteClient::unused_lanes) of the previously executed program. Returns `None`
-    /// if the text is invalid. Without lanes that can be used, it sends messages.
+    /// [text](RemoteClient::to_text) and the [lanes](RemoteClient::unused_lanes) of the previously
+    /// executed program. Returns `None` if the text is invalid. Without lanes that can be used, it
+    /// sends messages.
     pub fn from_text(
         socket: OwnedFd,
         lanes: Option<OwnedFd>,
@@ -546,7 +552,8 @@ impl RemoteShared {
         })
     }
 
-    /// Root may do anything, and open files have been checked: all other requests carry the groups of their caller.
+    /// Root may do anything, and open files have been checked: all other requests carry the groups
+    /// of their caller.
     fn with_groups(&self, cx: &Context<'_>, request: EncodedRequest) -> EncodedRequest {
         if cx.caller.uid != 0
             && self.agreement.uses(CALLER_GROUPS)
@@ -570,7 +577,8 @@ impl RemoteShared {
         self.report_reads(cx, opcode);
         let result = ask();
         if matches!(result, Err(Errno::ESTALE)) {
-            // The server may have forgotten that it reported the inode. It reports the inode again on request.
+            // The server may have forgotten that it reported the inode. It reports the inode again
+            // on request.
             self.paths.forget();
         }
         if matches!(result, Err(Errno::ENOSYS)) && is_remembered(opcode) {
@@ -666,8 +674,9 @@ fn init_error(errno: Errno) -> RemoteError {
     }
 }
 
-/// Connects to the server of a user that `trusts` approves. Waits up to `patience` for a server that does not accept;
-/// without it, as long as the server runs. The descriptor is `floor` or higher, if possible.
+/// Connects to the server of a user that `trusts` approves. Waits up to `patience` for a server
+/// that does not accept; without it, as long as the server runs. The descriptor is `floor` or
+/// higher, if possible.
 fn connect_socket(
     path: &Path,
     floor: u16,

@@ -1,10 +1,13 @@
-//! Small directories whose listing arrives with the reply to OPENDIR, so that reading them takes no request.
+//! Small directories whose listing arrives with the reply to OPENDIR, so that reading them takes no
+//! request.
 //!
-//! The entries hold as long as the version of the directory's attributes stays, which each read checks: a change of names moves it.
+//! The entries hold as long as the version of the directory's attributes stays, which each read
+//! checks: a change of names moves it.
 //!
-//! While a program works in one directory, the client opens and lists the next one, if the program walks a tree from
-//! the top to the bottom: the first directory in a listing, or the next one in the listing of the parent. No caller
-//! waits for that reply. A directory is listed in advance only if this does not change its access time.
+//! While a program works in one directory, the client opens and lists the next one, if the program
+//! walks a tree from the top to the bottom: the first directory in a listing, or the next one in
+//! the listing of the parent. No caller waits for that reply. A directory is listed in advance only
+//! if this does not change its access time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +61,8 @@ pub(super) struct ListingPrefetch {
 /// The path of a program through a tree.
 #[derive(Default)]
 struct NextListings {
-    /// The directories in the order in which they are probably opened, each with its parent and its name.
+    /// The directories in the order in which they are probably opened, each with its parent and its
+    /// name.
     dirs: VecDeque<(Ino, Ino, Box<[u8]>)>,
     pending: Option<PendingListing>,
 }
@@ -159,7 +163,8 @@ impl RemoteShared {
         )
     }
 
-    /// Opens a directory and reads its beginning, by one message, or takes the answer to an earlier one.
+    /// Opens a directory and reads its beginning, by one message, or takes the answer to an earlier
+    /// one.
     fn opendir_and_list(
         &self,
         cx: &Context<'_>,
@@ -187,7 +192,8 @@ impl RemoteShared {
         Ok(opened)
     }
 
-    /// Returns the directory, if it was requested in advance, with the version of its attributes at that time.
+    /// Returns the directory, if it was requested in advance, with the version of its attributes at
+    /// that time.
     fn take_next(
         &self,
         cx: &Context<'_>,
@@ -248,8 +254,8 @@ impl RemoteShared {
         self.close_pending(ahead.with_next(|next| next.pending.replace(pending)));
     }
 
-    /// Closes the directory that was requested in advance, if `is_due` holds for its inode and the version of its
-    /// attributes.
+    /// Closes the directory that was requested in advance, if `is_due` holds for its inode and the
+    /// version of its attributes.
     pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
         let ahead = &self.listed_ahead;
         if ahead.has_requested.load(Ordering::Relaxed) {
@@ -272,8 +278,8 @@ impl RemoteShared {
         self.connection.take_begun(pending.begun, cx, |body| decode_chain(body, 3, decode_answers))
     }
 
-    /// Lists from the entries in the reply to the open of the directory. Returns false if they do not hold, or if
-    /// there are no more.
+    /// Lists from the entries in the reply to the open of the directory. Returns false if they do
+    /// not hold, or if there are no more.
     pub(super) fn list_ahead(
         &self,
         cx: &Context<'_>,
@@ -324,7 +330,8 @@ fn decode_answers(answers: &[(i32, &[u8])]) -> Result<ListedDirectory> {
         return Err(Errno::from_raw(-error));
     }
     let opened = decode::open_out(body)?;
-    // A listing that has failed, or is longer than requested, fails again when it is requested alone.
+    // A listing that has failed, or is longer than requested, fails again when it is requested
+    // alone.
     let part = |at: usize, most: u32| {
         let (error, body) = answers.get(at)?;
         (*error == 0 && body.len() <= most as usize).then_some(*body)

@@ -37,8 +37,8 @@ impl NoticeQueue {
         let _ = self.client.set(Arc::downgrade(client));
     }
 
-    /// Delivers a notification. A notification that arrives while this thread delivers another is queued, because a
-    /// server could otherwise cause an infinite recursion.
+    /// Delivers a notification. A notification that arrives while this thread delivers another is
+    /// queued, because a server could otherwise cause an infinite recursion.
     pub(super) fn receive(&self, code: i32, body: &[u8]) {
         if DELIVERING.get() {
             let mut waiting = lock(&self.waiting);

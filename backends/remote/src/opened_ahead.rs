@@ -1,12 +1,14 @@
 //! Small files that the server opens before this client requests each of them.
 //!
-//! A program that opens one file of a directory after the other gets the next ones with one request: opened, with
-//! their bytes and the versions of their attributes. As long as a file's version stays, an earlier open is equivalent
-//! to an open now. When half of them are in use, the client requests more and does not wait for the reply, so that
-//! the server opens files while the program reads others.
+//! A program that opens one file of a directory after the other gets the next ones with one
+//! request: opened, with their bytes and the versions of their attributes. As long as a file's
+//! version stays, an earlier open is equivalent to an open now. When half of them are in use, the
+//! client requests more and does not wait for the reply, so that the server opens files while the
+//! program reads others.
 //!
-//! Such files are also closed together: with the next request of this kind, when there are many, before any request
-//! that could see that one was read, and when this client has removed a name or ends.
+//! Such files are also closed together: with the next request of this kind, when there are many,
+//! before any request that could see that one was read, and when this client has removed a name or
+//! ends.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -33,7 +35,8 @@ use super::whole_files::NO_BYTES;
 use super::{RemoteShared, lock};
 use crate::reply_log::log_decode_error;
 
-/// The files of one request. The server needs about 30 us for them: if it took longer, a waiting client would sleep.
+/// The files of one request. The server needs about 30 us for them: if it took longer, a waiting
+/// client would sleep.
 const BATCH: u32 = 8;
 /// After so many of the files were opened, the client requests more.
 const USED: u32 = BATCH / 2;
@@ -159,8 +162,8 @@ impl OpenPrefetch {
         self.owes.load(Ordering::Acquire)
     }
 
-    /// Records that the file is closed. Returns `None` if it was not opened ahead; true if so many are closed that
-    /// the server has to close them now.
+    /// Records that the file is closed. Returns `None` if it was not opened ahead; true if so many
+    /// are closed that the server has to close them now.
     pub(super) fn record_close(&self, file: File, (flags, has_read): (u32, bool)) -> Option<bool> {
         if !self.knows_any() {
             return None;
@@ -194,8 +197,8 @@ fn are_any_read(closing: &[AheadClose]) -> bool {
 }
 
 impl RemoteShared {
-    /// Returns the file that a name of `dir` leads to, if it is open already. Requests several files of the directory
-    /// when it is time.
+    /// Returns the file that a name of `dir` leads to, if it is open already. Requests several
+    /// files of the directory when it is time.
     pub(super) fn open_from_ahead(
         &self,
         cx: &Context<'_>,
@@ -262,7 +265,8 @@ impl RemoteShared {
         Some(opened)
     }
 
-    /// Counts a file of `dir` that was not ready. Returns the position from which to request several, if it is time.
+    /// Counts a file of `dir` that was not ready. Returns the position from which to request
+    /// several, if it is time.
     fn count_miss(&self, dir: Ino) -> Option<u64> {
         if !self.whole.is_worthwhile() {
             return None;
@@ -311,7 +315,8 @@ impl RemoteShared {
         }
     }
 
-    /// Takes the reply to a request for further files, if `is_due` holds for it. Returns true if there was one.
+    /// Takes the reply to a request for further files, if `is_due` holds for it. Returns true if
+    /// there was one.
     fn take_pending(
         &self,
         cx: &Context<'_>,
@@ -396,7 +401,8 @@ impl RemoteShared {
         answer
     }
 
-    /// Lets the server close some files that were read before the connection ends, and waits for a limited time.
+    /// Lets the server close some files that were read before the connection ends, and waits for a
+    /// limited time.
     pub(super) fn send_last_closing(&self, patience: Duration) {
         let (caller, dir) = self.opened_ahead.with(|files| {
             let owed = files.closing.iter().find(|one| one.has_read != 0);
@@ -448,7 +454,8 @@ impl RemoteShared {
         self.send_closing();
     }
 
-    /// Closes all files that were not opened by a caller, and reports to the server which were read.
+    /// Closes all files that were not opened by a caller, and reports to the server which were
+    /// read.
     pub(super) fn close_ahead(&self) {
         self.close_next(|_| true);
         if self.opened_ahead.knows_any() {

@@ -1,4 +1,5 @@
-//! Reads from cached pages of files, which a server shares by memory: no request, and no system call.
+//! Reads from cached pages of files, which a server shares by memory: no request, and no system
+//! call.
 
 use std::collections::HashMap;
 use std::ops::Range;

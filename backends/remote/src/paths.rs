@@ -1,10 +1,11 @@
-//! Whole paths, from names and attributes that the server has sent to this client, or to others with its rights. They
-//! hold while their versions stay.
+//! Whole paths, from names and attributes that the server has sent to this client, or to others
+//! with its rights. They hold while their versions stay.
 //!
-//! A name that is not known is requested with the rest of its path, in one request. After a few names of a directory,
-//! all its names are requested at once; if that has paid off in the directories before, already at the first name of
-//! the next one. None of these requests is a lookup: the server forgets which inodes it reported, and then a request
-//! fails with `ESTALE` and is made again from the start.
+//! A name that is not known is requested with the rest of its path, in one request. After a few
+//! names of a directory, all its names are requested at once; if that has paid off in the
+//! directories before, already at the first name of the next one. None of these requests is a
+//! lookup: the server forgets which inodes it reported, and then a request fails with `ESTALE` and
+//! is made again from the start.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,8 @@ use super::prefetch_rate::{PrefetchRate, SingleRequests};
 /// The maximum number of names that are kept. Beyond it, all are forgotten.
 const MOST: usize = 1 << 15;
 
-/// The names in the name memory of clients with the rights of this one; `None` if the server has no such memory.
+/// The names in the name memory of clients with the rights of this one; `None` if the server has no
+/// such memory.
 pub(super) type SharedNames = Option<Arc<NameReader>>;
 
 /// The names that the server has sent.
@@ -293,8 +295,8 @@ impl ServedNameCache {
 impl NamedInode {
     /// True if the access time is current at the server, or not much older.
     fn has_access_time(&self, owes: &dyn Fn(Ino, u64) -> bool, last_read: &LastRead) -> bool {
-        // The version shows the first read of a file after a change. It does not show a read that updates the access
-        // time because a day has passed.
+        // The version shows the first read of a file after a change. It does not show a read that
+        // updates the access time because a day has passed.
         if self.attr.kind == FileKind::Regular && self.attr.read_is_due(self.attr.atime) {
             return !owes(self.ino, self.stamp.version);
         }
@@ -351,7 +353,8 @@ impl RemoteShared {
         self.paths.versions.get().is_some() && !self.paths.lacks.load(Ordering::Relaxed)
     }
 
-    /// Keeps a name that this client has made by a request after `before`, with the attributes in the answer, if that was the only change.
+    /// Keeps a name that this client has made by a request after `before`, with the attributes in
+    /// the answer, if that was the only change.
     pub(super) fn record_new_name(
         &self,
         before: Option<RequestStart>,
@@ -365,14 +368,15 @@ impl RemoteShared {
         self.keep_new_name((&**versions, after), (dir, name), (entry, open_to_all));
     }
 
-    /// True if the answer to a request has said whether every user may search `dir`, and its rights are still the same.
+    /// True if the answer to a request has said whether every user may search `dir`, and its rights
+    /// are still the same.
     pub(super) fn knows_search_of(&self, dir: Ino) -> bool {
         let versions = self.paths.versions.get();
         versions.is_some_and(|versions| self.paths.is_open_to_all(&**versions, dir).is_some())
     }
 
-    /// Like [`keep_new_name`](Self::keep_new_name), with the output of `RESOLVE` for the name. A server resolves no names of some
-    /// directories, because others change them unseen.
+    /// Like [`keep_new_name`](Self::keep_new_name), with the output of `RESOLVE` for the name. A
+    /// server resolves no names of some directories, because others change them unseen.
     pub(super) fn keep_resolved_name(
         &self,
         after: (&dyn Versions, RequestStart),
@@ -431,8 +435,9 @@ impl RemoteShared {
         self.resolve_by::<()>((from, path), ask, |_, _, _| None).map(|(resolved, _)| resolved)
     }
 
-    /// Resolves a path. `ask` requests the unknown part of the path, and may return more about the inode at its end.
-    /// `add` may do so if the path is known, and gets the directory of its last name.
+    /// Resolves a path. `ask` requests the unknown part of the path, and may return more about the
+    /// inode at its end. `add` may do so if the path is known, and gets the directory of its last
+    /// name.
     pub(super) fn resolve_by<T>(
         &self,
         (from, path): (Ino, NormalPath<'_>),
@@ -484,8 +489,8 @@ impl RemoteShared {
         self.record_path(cx, (versions, before), (from, path), &output).map(|known| known.0)
     }
 
-    /// Keeps the reply to a request for a path; `before` was the state before the request. Also returns the directory
-    /// of the last name.
+    /// Keeps the reply to a request for a path; `before` was the state before the request. Also
+    /// returns the directory of the last name.
     pub(super) fn record_path(
         &self,
         cx: &Context<'_>,
@@ -577,8 +582,8 @@ fn with(resolved: PathResolution, all: bool) -> PathResolution {
     }
 }
 
-/// True if every user may search the directory of a resolved path of one name, by the output of `RESOLVE`. `None` where the server
-/// does not resolve it.
+/// True if every user may search the directory of a resolved path of one name, by the output of
+/// `RESOLVE`. `None` where the server does not resolve it.
 fn decode_search(output: &[u8]) -> Option<bool> {
     let (head, rest) = ResolveHead::read_from_prefix(output).ok()?;
     match head.end {

@@ -1,4 +1,5 @@
-//! The decision to request optional data with the reply to an open, by whether such data was used before.
+//! The decision to request optional data with the reply to an open, by whether such data was used
+//! before.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,17 +1,19 @@
-//! The decision to request more of a directory than one name or file, by whether earlier requests paid off.
+//! The decision to request more of a directory than one name or file, by whether earlier requests
+//! paid off.
 
 /// The number of entries of a directory that are requested one by one.
 const FEW: u32 = 3;
-/// After so many successes in a row, several entries are requested at the first entry of the next directory.
+/// After so many successes in a row, several entries are requested at the first entry of the next
+/// directory.
 const ROW: u32 = 2;
 /// A request for several entries pays off if one of so many is used.
 const PAYS: u64 = 4;
-/// After all entries of a directory were requested, the next such request needs so many times as many single
-/// requests.
+/// After all entries of a directory were requested, the next such request needs so many times as
+/// many single requests.
 const RARER: u32 = 16;
 
-/// Decides whether a request for several entries of a directory pays off, by the share of entries received lately
-/// that were used. Several threads may work in several directories.
+/// Decides whether a request for several entries of a directory pays off, by the share of entries
+/// received lately that were used. Several threads may work in several directories.
 #[derive(Default)]
 pub(super) struct PrefetchRate {
     /// Number of consecutive successes.

@@ -1,8 +1,9 @@
 //! Unmodified FUSE programs, started with one end of a socket in place of an open /dev/fuse.
 //!
-//! The program `defuse` starts them: with its libraries in the place of libfuse, which serve the socket (`defuse fuse`), or where
-//! that is not possible with the socket as mount point. libfuse 3 and go-fuse take a mount point of the form `/dev/fd/N` for a
-//! descriptor of an existing mount, mount.fuse3(8), and speak the protocol on it without checking its type.
+//! The program `defuse` starts them: with its libraries in the place of libfuse, which serve the
+//! socket (`defuse fuse`), or where that is not possible with the socket as mount point. libfuse 3
+//! and go-fuse take a mount point of the form `/dev/fd/N` for a descriptor of an existing mount,
+//! mount.fuse3(8), and speak the protocol on it without checking its type.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -28,8 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The program `defuse`, which starts FUSE programs.
 static STARTER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the file of the program `defuse`, which starts FUSE programs with its libraries. Without one, it is searched in PATH; if it is
-/// not there, programs get `/dev/fd/N` as their mount point. The first call counts.
+/// Sets the file of the program `defuse`, which starts FUSE programs with its libraries. Without
+/// one, it is searched in PATH; if it is not there, programs get `/dev/fd/N` as their mount point.
+/// The first call counts.
 pub fn set_starter(defuse: PathBuf) {
     let _ = STARTER.set(defuse);
 }
@@ -206,7 +208,8 @@ pub fn inherited_mount_point(fd: RawFd) -> OsString {
     OsString::from(format!("/dev/fd/{fd}"))
 }
 
-/// The arguments of a program with its mount point: in the place of each `{}`, or at their end, after `-f`.
+/// The arguments of a program with its mount point: in the place of each `{}`, or at their end,
+/// after `-f`.
 pub fn place_mount_point(args: &[OsString], mountpoint: &OsStr) -> Vec<OsString> {
     if args.iter().any(|arg| arg == PLACE) {
         let place = |arg: &OsString| {
@@ -239,7 +242,8 @@ mod tests {
         let script = "test \"$1\" = fuse && test \"$3 $4 $5 $6\" = '-- program {} x' && \
             fd=${2#--connection=} && test \"$(stat -Lc %i /dev/fd/${fd%:*})\" = ${fd#*:} && exit 7";
         let path = std::env::temp_dir().join(format!("defuse-starter-{}", std::process::id()));
-        // Not written by this process: a child that another test starts meanwhile would have it open for writing (ETXTBSY).
+        // Not written by this process: a child that another test starts meanwhile would have it
+        // open for writing (ETXTBSY).
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 700 \"$0\"";
         let mut shell = Command::new("sh");
         assert!(shell.args(["-c", write]).arg(&path).arg(script).status().unwrap().success());

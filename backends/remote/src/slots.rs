@@ -57,8 +57,8 @@ pub(super) struct SlotClaim {
     index: usize,
 }
 
-/// Slots that are created together, when one of them is used first: a process that makes few requests touches little
-/// memory.
+/// Slots that are created together, when one of them is used first: a process that makes few
+/// requests touches little memory.
 const GROUP: usize = 64;
 
 /// The slots of a connection.

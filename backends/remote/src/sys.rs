@@ -10,8 +10,9 @@ pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// True if a server may run while a thread of this process polls for its reply. A control group may permit less time
-/// than the processors have: a check takes fifteen system calls, and late replies also reveal it.
+/// True if a server may run while a thread of this process polls for its reply. A control group may
+/// permit less time than the processors have: a check takes fifteen system calls, and late replies
+/// also reveal it.
 pub(crate) fn has_several_processors() -> bool {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
     *SEVERAL.get_or_init(|| {
@@ -24,8 +25,8 @@ pub(crate) fn has_several_processors() -> bool {
 pub(crate) fn peer_user(socket: impl AsFd) -> Result<u32> {
     let mut all = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&all) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any bytes,
-    // and the number of bytes to `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any
+    // bytes, and the number of bytes to `len`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -41,8 +42,8 @@ pub(crate) fn peer_user(socket: impl AsFd) -> Result<u32> {
 /// Blocks all signals in the calling thread. The threads of this crate run in the process of a
 /// program, whose handlers expect its own threads.
 pub(crate) fn block_signals() {
-    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask that is
-    // changed is this thread's own.
+    // SAFETY: all bytes of `sigset_t` may be zero; sigfillset writes the whole set, and the mask
+    // that is changed is this thread's own.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);

@@ -24,7 +24,8 @@ impl RemoteShared {
         Some(Arc::new(ServerVersions(reader)))
     }
 
-    /// Returns the name memory of clients with the rights of this one. `None` if the server has none.
+    /// Returns the name memory of clients with the rights of this one. `None` if the server has
+    /// none.
     pub(super) fn request_shared_names(&self) -> SharedNames {
         self.memory_of_names(TOLD_NAMES, NameReader::from_fd).map(Arc::new)
     }

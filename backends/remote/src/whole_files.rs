@@ -1,8 +1,8 @@
 //! Small files whose bytes arrive with the reply to OPEN, so that reading them takes no request.
 //!
-//! The bytes hold as long as the version of the file's attributes stays, which each read checks. The server does not
-//! notice such a read. If the read changes the access time, the client notifies the server before the next request
-//! that could see it, or with the release.
+//! The bytes hold as long as the version of the file's attributes stays, which each read checks.
+//! The server does not notice such a read. If the read changes the access time, the client notifies
+//! the server before the next request that could see it, or with the release.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +31,8 @@ pub(super) struct WholeFiles {
     prefetch_interest: [PrefetchInterest; 2],
     /// Number of files with a read of which the server has to be notified.
     owed: AtomicUsize,
-    /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
+    /// Files that were closed after that, with their versions: the server may not have seen to the
+    /// release yet.
     posted: InodeVersionSet,
 }
 
@@ -63,7 +64,8 @@ impl WholeFiles {
         is_read && self.has_room() && prefetch_interest.should_request()
     }
 
-    /// True if files that are open for reading are read from their bytes, so that it pays to have more of them.
+    /// True if files that are open for reading are read from their bytes, so that it pays to have
+    /// more of them.
     pub(super) fn is_worthwhile(&self) -> bool {
         self.prefetch_interest[0].is_worthwhile() && self.has_room()
     }
@@ -101,7 +103,8 @@ impl WholeFiles {
         self.report_read(&whole)
     }
 
-    /// True if the server may not know yet that a file was read, whose attributes still have this version.
+    /// True if the server may not know yet that a file was read, whose attributes still have this
+    /// version.
     pub(super) fn must_report_read(&self, ino: Ino, version: u64) -> bool {
         self.posted.has(ino.0, version)
             || self.owed.load(Ordering::Acquire) > 0
@@ -129,8 +132,8 @@ impl RemoteShared {
         self.whole.wants(flags).then(|| versions.attributes(ino)).flatten()
     }
 
-    /// Keeps the bytes of an open file. They belong to the version before the request, or are newer; reads do not use
-    /// newer ones.
+    /// Keeps the bytes of an open file. They belong to the version before the request, or are
+    /// newer; reads do not use newer ones.
     pub(super) fn keep_whole(
         &self,
         (version, flags): (u64, OpenFlags),
@@ -153,7 +156,8 @@ impl RemoteShared {
         }
     }
 
-    /// Reads from the bytes of a file that came with its open. Returns false if there are none, or others now.
+    /// Reads from the bytes of a file that came with its open. Returns false if there are none, or
+    /// others now.
     pub(super) fn read_whole(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> bool {
         let Some(whole) = self.whole.read().get(&file.fh).cloned() else { return false };
         let versions = self.paths.versions.get();
@@ -201,7 +205,8 @@ impl RemoteShared {
     }
 }
 
-/// True for a file that its user may also write to, and then hardly reads from the bytes of its open.
+/// True for a file that its user may also write to, and then hardly reads from the bytes of its
+/// open.
 fn writes(flags: OpenFlags) -> bool {
     flags.access() != AccessMode::Read
 }

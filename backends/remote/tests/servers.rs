@@ -35,8 +35,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// Creates a client whose server agrees to INIT with `flags`, and replies to each other request with the result of
-/// `says`. `None` ends the server.
+/// Creates a client whose server agrees to INIT with `flags`, and replies to each other request
+/// with the result of `says`. `None` ends the server.
 fn with_server(
     flags: u64,
     options: RemoteOptions,
@@ -141,8 +141,8 @@ fn more_data_than_requested_is_refused() {
     assert_eq!((listed, names.taken), (Err(Errno::EIO), 0));
 }
 
-/// Creates a client whose server replies to each READ through shared memory by so many bytes, after a header with
-/// their number.
+/// Creates a client whose server replies to each READ through shared memory by so many bytes, after
+/// a header with their number.
 fn with_lanes(bytes: usize) -> RemoteClient {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {

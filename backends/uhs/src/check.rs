@@ -23,12 +23,14 @@ pub struct CheckReport {
     pub free_blocks: u64,
     /// Slots that a power failure has left half written. Mounting clears them.
     pub unfinished: usize,
-    /// Blocks of copies of the superblock that hold something else. A mount that may write writes them anew.
+    /// Blocks of copies of the superblock that hold something else. A mount that may write writes
+    /// them anew.
     pub lost_superblocks: Vec<u64>,
-    /// Blocks of copies of the superblock that a power failure may have left half written. A mount that may write
-    /// writes them anew.
+    /// Blocks of copies of the superblock that a power failure may have left half written. A mount
+    /// that may write writes them anew.
     pub unfinished_superblocks: Vec<u64>,
-    /// Blocks of copies of the list of inode slots that hold something else. A mount that may write writes them anew.
+    /// Blocks of copies of the list of inode slots that hold something else. A mount that may write
+    /// writes them anew.
     pub lost_tables: Vec<u64>,
     /// The snapshot of the last clean end is damaged. A mount then reads all inodes.
     pub has_damaged_snapshot: bool,

@@ -1,9 +1,9 @@
-//! The file system as a whole: names and contents in memory, the store on the device, and the way from one
-//! to the other.
+//! The file system as a whole: names and contents in memory, the store on the device, and the way
+//! from one to the other.
 //!
-//! Lock order: the turn to load an inode, the right to write a group, a handle of the running group, the locks of names
-//! and contents, the pool. No other lock is taken under the lock of the line for reads. A thread with a handle, a
-//! content or a lock of names does no I/O.
+//! Lock order: the turn to load an inode, the right to write a group, a handle of the running
+//! group, the locks of names and contents, the pool. No other lock is taken under the lock of the
+//! line for reads. A thread with a handle, a content or a lock of names does no I/O.
 
 mod commit;
 mod compact;
@@ -78,8 +78,8 @@ pub(crate) struct UhsEngine {
     pool: Arc<BlockPool>,
     gate: GroupLock,
     store: EngineSlots,
-    /// Groups are closed and written one after the other: pages that are in two groups are written twice, in the order
-    /// of the groups. Data groups are the exception.
+    /// Groups are closed and written one after the other: pages that are in two groups are written
+    /// twice, in the order of the groups. Data groups are the exception.
     writing: Mutex<DataGroups>,
     /// A data group is over.
     data_group_over: Condvar,
@@ -99,11 +99,13 @@ pub(crate) struct UhsEngine {
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
     stuck: Mutex<BTreeMap<u64, SharedContent>>,
-    /// Data that is written before its group. Made when a file needs it; none on a device with few queues.
+    /// Data that is written before its group. Made when a file needs it; none on a device with few
+    /// queues.
     behind: OnceLock<Option<WriteBehind>>,
     /// The device has refused data in this mount.
     refused: AtomicBool,
-    /// Inodes with contents in memory that may leave it, each once: a clock ([`NameStore::retire`]).
+    /// Inodes with contents in memory that may leave it, each once: a clock
+    /// ([`NameStore::retire`]).
     idle: Mutex<VecDeque<u64>>,
     options: UhsOptions,
     rules: CommitRules,
@@ -229,7 +231,8 @@ impl UhsEngine {
         Ok((engine, problems))
     }
 
-    /// The frontends that receive notifications of changes, by operations and by submitted operations.
+    /// The frontends that receive notifications of changes, by operations and by submitted
+    /// operations.
     pub(crate) fn frontends(&self) -> &Frontends {
         &self.frontends
     }
@@ -244,8 +247,8 @@ impl UhsEngine {
         &self.pool
     }
 
-    /// Changes names or attributes; tries again where a commit makes space. `EROFS` where nothing is written any
-    /// more.
+    /// Changes names or attributes; tries again where a commit makes space. `EROFS` where nothing
+    /// is written any more.
     pub(crate) fn change<T>(
         &self,
         change: impl Fn(&NameStore, &GroupReadGuard<'_>) -> Result<T>,
@@ -286,7 +289,8 @@ impl UhsEngine {
         place: (u64, Name<'_>),
         lifetime: AnswerLifetime,
     ) -> Result<Entry> {
-        // An inode with several names keeps its content in memory: the content records where the records lie.
+        // An inode with several names keeps its content in memory: the content records where the
+        // records lie.
         let content = self.content(ino)?;
         self.change(|names, handle| names.link(handle, (ino, &content), place, lifetime))
     }
@@ -297,7 +301,8 @@ impl UhsEngine {
         attribute: (XattrName<'_>, &[u8]),
         flags: SetXattrFlags,
     ) -> Result<()> {
-        // An inode with attributes keeps its content in memory: the content records where the records lie.
+        // An inode with attributes keeps its content in memory: the content records where the
+        // records lie.
         let content = self.content(ino)?;
         self.change(|names, handle| {
             names.setxattr(handle, (ino, &mut lock(&content)), attribute, flags)
@@ -389,11 +394,13 @@ impl UhsEngine {
         }
     }
 
-    /// Lists a content that may leave memory. While too many are listed, unused contents leave memory.
+    /// Lists a content that may leave memory. While too many are listed, unused contents leave
+    /// memory.
     fn list(&self, ino: u64) {
         let mut idle = lock(&self.idle);
         idle.push_back(ino);
-        // After a failure the content of the slots is unknown, so that contents cannot be read again.
+        // After a failure the content of the slots is unknown, so that contents cannot be read
+        // again.
         if self.is_read_only() && matches!(self.store, EngineSlots::Store(_)) {
             return;
         }

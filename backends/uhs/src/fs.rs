@@ -35,17 +35,19 @@ pub struct Uhs {
     locks: LockQueue,
     listings: Mutex<HashMap<u64, u64>>,
     next_listing: AtomicU64,
-    /// The thread that commits changes without a sync. It starts with the first frontend, which may give up privileges
-    /// before.
+    /// The thread that commits changes without a sync. It starts with the first frontend, which may
+    /// give up privileges before.
     thread: Mutex<Option<JoinHandle<()>>>,
     commit: Option<Duration>,
-    /// Threads that perform submitted operations, for which no caller waits. None on a device with few queues.
+    /// Threads that perform submitted operations, for which no caller waits. None on a device with
+    /// few queues.
     submitted: OnceLock<Option<SubmissionThreads>>,
 }
 
 impl Uhs {
-    /// Makes an empty file system that occupies all of `device`. Its root directory has the permission bits, the user
-    /// and the group `root`. `random` generates secrets: its seed must be unpredictable.
+    /// Makes an empty file system that occupies all of `device`. Its root directory has the
+    /// permission bits, the user and the group `root`. `random` generates secrets: its seed must be
+    /// unpredictable.
     ///
     /// # Errors
     ///
@@ -60,8 +62,8 @@ impl Uhs {
         engine::make(device, uuid, root, random)
     }
 
-    /// Opens the file system on `device`, and undoes changes that a power failure has left unfinished. Returns its
-    /// problems beside it; if there are any, nothing is written.
+    /// Opens the file system on `device`, and undoes changes that a power failure has left
+    /// unfinished. Returns its problems beside it; if there are any, nothing is written.
     ///
     /// # Errors
     ///
@@ -146,8 +148,8 @@ impl Uhs {
         })
     }
 
-    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the inodes whose
-    /// attributes it has changed.
+    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the
+    /// inodes whose attributes it has changed.
     fn change_names<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -158,8 +160,8 @@ impl Uhs {
         Ok(answer)
     }
 
-    /// Makes a change of the attributes of `inodes` by `cx`, and notifies the other frontends. A change that fails may
-    /// have changed something.
+    /// Makes a change of the attributes of `inodes` by `cx`, and notifies the other frontends. A
+    /// change that fails may have changed something.
     fn change_attributes<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -171,7 +173,8 @@ impl Uhs {
         answer
     }
 
-    /// Clears set-group-id before a change that `kills` the set-id bits, if that depends on the groups of the caller.
+    /// Clears set-group-id before a change that `kills` the set-id bits, if that depends on the
+    /// groups of the caller.
     fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
         // Root keeps the bit, and need not wait for the lock of the inode.
         let may = kills && cx.caller.uid != 0;

@@ -25,9 +25,9 @@ const SLOTS: u64 = 32;
 /// Bytes of one change of a script.
 const CHANGE: usize = 8;
 
-/// Changes a small image by `script`, and mounts, walks, checks and repairs the result. A change is the number of a
-/// block, its form, a place (2 bytes), and 4 bytes to put there; the form determines how many of these bytes are used,
-/// and whether checksums are recomputed.
+/// Changes a small image by `script`, and mounts, walks, checks and repairs the result. A change is
+/// the number of a block, its form, a place (2 bytes), and 4 bytes to put there; the form
+/// determines how many of these bytes are used, and whether checksums are recomputed.
 ///
 /// # Panics
 ///
@@ -72,8 +72,8 @@ pub fn image(script: &[u8]) {
     }
 }
 
-/// Changes the snapshot of a small image by `script`, with right checksums, and uses the result. A change is a place (2
-/// bytes) and the byte to put there.
+/// Changes the snapshot of a small image by `script`, with right checksums, and uses the result. A
+/// change is a place (2 bytes) and the byte to put there.
 ///
 /// # Panics
 ///

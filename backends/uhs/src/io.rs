@@ -82,8 +82,8 @@ impl BlockIo {
         self.gathered
     }
 
-    /// Reads runs of blocks, each into its frames, of [`gather_limit`](BlockIo::gather_limit) blocks at most. They come back in
-    /// order.
+    /// Reads runs of blocks, each into its frames, of [`gather_limit`](BlockIo::gather_limit)
+    /// blocks at most. They come back in order.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl BlockIo {
         is_run && data.len() <= self.gathered && self.device.properties().fua
     }
 
-    /// Writes pages, each to its block, neighbours together. Sorts `data` by block. With `durable`, the written pages
-    /// survive a power failure. Returns the blocks that could not be written.
+    /// Writes pages, each to its block, neighbours together. Sorts `data` by block. With `durable`,
+    /// the written pages survive a power failure. Returns the blocks that could not be written.
     ///
     /// # Errors
     ///

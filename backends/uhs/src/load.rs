@@ -22,12 +22,13 @@ use crate::store::{
 /// The number of inodes after which loading may be interrupted.
 const LOOKED_AT: u64 = 4096;
 
-/// Loads the current copies of all inodes, one after the other, into an index of `limit` bytes at most.
+/// Loads the current copies of all inodes, one after the other, into an index of `limit` bytes at
+/// most.
 ///
 /// # Errors
 ///
-/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. Faults in the content of the device
-/// are [`LoadProblem`]s.
+/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. Faults in the
+/// content of the device are [`LoadProblem`]s.
 pub(crate) fn load(
     device: &dyn BlockDevice,
     survey: &SlotSurvey,
@@ -74,8 +75,8 @@ pub(crate) fn load(
     Ok((names, pool, problems))
 }
 
-/// Checks that an index of so many inodes, and of `records` bytes for their additional records, takes at most `limit`
-/// bytes.
+/// Checks that an index of so many inodes, and of `records` bytes for their additional records,
+/// takes at most `limit` bytes.
 ///
 /// # Errors
 ///
@@ -88,9 +89,9 @@ pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), S
     }
 }
 
-/// Checks that the map of the space takes at most `limit` bytes, or without a limit the part of the memory that an
-/// index may take by default: a sparse file can have any size, and its owner may be another user than the user who
-/// mounts it.
+/// Checks that the map of the space takes at most `limit` bytes, or without a limit the part of the
+/// memory that an index may take by default: a sparse file can have any size, and its owner may be
+/// another user than the user who mounts it.
 ///
 /// # Errors
 ///
@@ -210,8 +211,9 @@ pub(crate) struct SpilledRecords {
     pub(crate) whole: bool,
 }
 
-/// Reads the records below `pointers`, in a tree of `levels` levels. Calls `claim` before it reads a block: `claim`
-/// allows each block once, so that a forged image cannot make a mount read more blocks than there are.
+/// Reads the records below `pointers`, in a tree of `levels` levels. Calls `claim` before it reads
+/// a block: `claim` allows each block once, so that a forged image cannot make a mount read more
+/// blocks than there are.
 pub(crate) fn records(
     line: &mut BlockingQueue,
     claim: &mut dyn FnMut(BlockRun) -> bool,

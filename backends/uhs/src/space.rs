@@ -1,7 +1,8 @@
 //! The blocks of the device, in memory only. A scan of the inodes claims the blocks in use.
 //!
-//! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a bit for
-//! each block. Sets of free units and of units with room lead to a block without a walk over all units.
+//! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a
+//! bit for each block. Sets of free units and of units with room lead to a block without a walk
+//! over all units.
 
 mod bits;
 mod preallocation;
@@ -28,7 +29,8 @@ const SLOTS: u32 = u32::MAX - 1;
 /// A unit with all blocks in use.
 const FULL: u32 = u32::MAX - 2;
 
-/// The number of free blocks from which on a unit of small blocks is in each set of units with room.
+/// The number of free blocks from which on a unit of small blocks is in each set of units with
+/// room.
 const ROOMS: [u32; 3] = [1, 8, 64];
 
 /// A run of blocks.
@@ -43,7 +45,8 @@ impl BlockRun {
         self.block.saturating_add(u64::from(self.count))
     }
 
-    /// The parts of the run in each unit: the unit, the first block in it, and the one after the last.
+    /// The parts of the run in each unit: the unit, the first block in it, and the one after the
+    /// last.
     fn parts(&self) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let (start, end) = (self.block, self.end());
         (start / UNIT_BLOCKS..end.div_ceil(UNIT_BLOCKS)).map(move |unit| {
@@ -60,7 +63,8 @@ impl From<DiskExtent> for BlockRun {
     }
 }
 
-/// Bytes of [`BlockSpace`] for a unit without small blocks, and a part of the bytes for a unit with some.
+/// Bytes of [`BlockSpace`] for a unit without small blocks, and a part of the bytes for a unit with
+/// some.
 pub(crate) const UNIT_MEMORY: u64 = 8;
 
 /// The blocks in use.
@@ -82,7 +86,8 @@ pub(crate) struct BlockSpace {
     free_units: u32,
     slot_units: u32,
     full_units: u32,
-    /// Units of small blocks that are being emptied: blocks there are taken only if there are no others.
+    /// Units of small blocks that are being emptied: blocks there are taken only if there are no
+    /// others.
     closed: BTreeSet<usize>,
     /// The unit from which the last small block without a neighbour was taken.
     cursor: usize,
@@ -192,7 +197,8 @@ impl BlockSpace {
         self.free_blocks += UNIT_BLOCKS;
     }
 
-    /// The first `wanted` neighbouring free units, or else the longest free run: the first unit and their number.
+    /// The first `wanted` neighbouring free units, or else the longest free run: the first unit and
+    /// their number.
     pub(crate) fn find_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut longest: Option<(u32, u32)> = None;
         let mut at = 0;
@@ -224,7 +230,8 @@ impl BlockSpace {
         lengths.iter().take(runs).sum()
     }
 
-    /// Marks blocks as used. False, with nothing changed, where one is in use already or does not exist.
+    /// Marks blocks as used. False, with nothing changed, where one is in use already or does not
+    /// exist.
     pub(crate) fn claim(&mut self, run: BlockRun) -> bool {
         let is_free = |(unit, from, end): (usize, u32, u32)| match self.units[unit] {
             FREE => true,
@@ -238,8 +245,9 @@ impl BlockSpace {
         true
     }
 
-    /// Marks blocks as used, up to the first that is in use already or does not exist. False where there is one. Claims
-    /// that fail take no longer than the units that they mark, however many of them there are.
+    /// Marks blocks as used, up to the first that is in use already or does not exist. False where
+    /// there is one. Claims that fail take no longer than the units that they mark, however many of
+    /// them there are.
     pub(crate) fn claim_until_used(&mut self, run: BlockRun) -> bool {
         if run.end() > self.blocks() {
             return false;
@@ -255,9 +263,10 @@ impl BlockSpace {
         run.parts().for_each(|part| self.set(part, false));
     }
 
-    /// Takes up to `count` neighbouring blocks: the blocks after `near` if they are free, else in a unit of small
-    /// blocks that has room for all of them, if possible the unit of `near`. 512 blocks are a whole unit if one is
-    /// free. At least `keep` units stay free. Blocks ahead of files are taken before scraps. `None` if nothing is left.
+    /// Takes up to `count` neighbouring blocks: the blocks after `near` if they are free, else in a
+    /// unit of small blocks that has room for all of them, if possible the unit of `near`. 512
+    /// blocks are a whole unit if one is free. At least `keep` units stay free. Blocks ahead of
+    /// files are taken before scraps. `None` if nothing is left.
     pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<BlockRun> {
         let count = count.clamp(1, BLOCKS);
         let again = |space: &mut BlockSpace| {
@@ -286,7 +295,8 @@ impl BlockSpace {
             .or_else(|| fresh(self))
     }
 
-    /// Takes `count` blocks at the begin of a unit that nothing uses, if possible the next after `near`.
+    /// Takes `count` blocks at the begin of a unit that nothing uses, if possible the next after
+    /// `near`.
     pub(crate) fn take_fresh(
         &mut self,
         count: u32,
@@ -300,7 +310,8 @@ impl BlockSpace {
         Some(BlockRun { block: unit as u64 * UNIT_BLOCKS, count })
     }
 
-    /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small blocks.
+    /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small
+    /// blocks.
     fn find_beside(&self, block: u64, count: u32) -> Option<(usize, u32, u32)> {
         let (unit, at) = ((block / UNIT_BLOCKS) as usize, (block % UNIT_BLOCKS) as u32);
         let bits = match *self.units.get(unit)? {
@@ -338,9 +349,9 @@ impl BlockSpace {
         Some((unit, from, len))
     }
 
-    /// Up to `count` units of small blocks with the most free blocks, in order. Each has at least `least` free blocks.
-    /// Their used blocks together are at most `most`, and fit well into all other units. The units in `without` are
-    /// excluded.
+    /// Up to `count` units of small blocks with the most free blocks, in order. Each has at least
+    /// `least` free blocks. Their used blocks together are at most `most`, and fit well into all
+    /// other units. The units in `without` are excluded.
     pub(crate) fn find_emptiest(
         &self,
         count: usize,

@@ -105,8 +105,8 @@ fn find_usual(mut rounds: Vec<u64>) -> u64 {
     rounds[rounds.len() / 2]
 }
 
-/// A write of a page and fsync(2) took 28 allocations and 3 reallocations. The rest are the memory of the page, the body
-/// and the ends of the slot, and the lists of a group.
+/// A write of a page and fsync(2) took 28 allocations and 3 reallocations. The rest are the memory
+/// of the page, the body and the ends of the slot, and the lists of a group.
 #[test]
 fn a_write_of_a_page_that_is_synced_takes_few_allocations() {
     assert_eq!(count_taken(|| drop(std::hint::black_box(vec![1u8]))), 1, "none are counted");

@@ -17,8 +17,8 @@ mod sync {
 #[path = "../src/group/group_lock.rs"]
 mod group_lock;
 
-/// An operation changes two things, with a handle. A thread that closes groups meanwhile sees both changes or none, and
-/// the changes of exactly the operations that the groups list until then.
+/// An operation changes two things, with a handle. A thread that closes groups meanwhile sees both
+/// changes or none, and the changes of exactly the operations that the groups list until then.
 #[test]
 fn a_closed_group_has_the_whole_of_the_operations_that_it_lists_and_nothing_of_others() {
     shuttle::check_random(

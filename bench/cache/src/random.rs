@@ -24,8 +24,8 @@ impl ZipfDistribution {
     }
 }
 
-/// A gamma distribution of shape 1.5, the distribution of file sizes in Filebench, with this mean: the sum of an
-/// exponential one and of half the square of a normal one.
+/// A gamma distribution of shape 1.5, the distribution of file sizes in Filebench, with this mean:
+/// the sum of an exponential one and of half the square of a normal one.
 pub fn gamma(rng: &mut Rng, mean: f64) -> f64 {
     let exponential = -(1.0 - rng.f64()).ln();
     let normal = (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();

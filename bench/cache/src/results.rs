@@ -76,8 +76,8 @@ pub struct HitRateGoal {
     pub worst: f64,
     /// The mean over all sizes.
     pub mean: f64,
-    /// Without overlap: nowhere below the best by more than 2 %. With overlap: better in the mean, and nowhere below
-    /// by more than 2 %.
+    /// Without overlap: nowhere below the best by more than 2 %. With overlap: better in the mean,
+    /// and nowhere below by more than 2 %.
     pub is_met: bool,
 }
 

@@ -1,8 +1,9 @@
-//! Three servers of GlusterFS with lines to a client, all on this machine, whose processes can be killed and whose
-//! lines can be cut.
+//! Three servers of GlusterFS with lines to a client, all on this machine, whose processes can be
+//! killed and whose lines can be cut.
 //!
-//! Each server has a network and mounts of its own. The first two have the bricks of the volumes, the third one
-//! stays for clients that request the configuration. Everything ends with the value, as [`GlusterServers`] does.
+//! Each server has a network and mounts of its own. The first two have the bricks of the volumes,
+//! the third one stays for clients that request the configuration. Everything ends with the value,
+//! as [`GlusterServers`] does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +28,8 @@ done"#;
 #[derive(Debug)]
 pub struct GlusterCluster {
     servers: GlusterServers,
-    /// A process in the name spaces of each server, by its number among the processes of the servers.
+    /// A process in the name spaces of each server, by its number among the processes of the
+    /// servers.
     holders: Vec<String>,
 }
 

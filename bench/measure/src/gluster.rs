@@ -1,9 +1,10 @@
-//! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers notify clients of
-//! changes by others, or volumes that the caller describes.
+//! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers
+//! notify clients of changes by others, or volumes that the caller describes.
 //!
-//! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets exist side by
-//! side, no part of a set is visible from outside, and the kernel ends the whole set with its first process. That
-//! process ends when its input does, so that not even SIGKILL of this one leaves anything.
+//! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of
+//! such sets exist side by side, no part of a set is visible from outside, and the kernel ends the
+//! whole set with its first process. That process ends when its input does, so that not even
+//! SIGKILL of this one leaves anything.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -22,8 +23,8 @@ pub const HOST: &str = "127.1.1.1";
 /// The volumes: distributed over two bricks, and replicated on two.
 pub const VOLUMES: [&str; 2] = ["dist", "repl"];
 
-/// A directory in memory that only processes of [`GlusterServers::command_within`] see, for their files. The bricks are
-/// in it, too.
+/// A directory in memory that only processes of [`GlusterServers::command_within`] see, for their
+/// files. The bricks are in it, too.
 pub const ROOM: &str = "/run/gluster";
 
 /// The places of the files of a volume.
@@ -185,8 +186,8 @@ impl GlusterServers {
         command
     }
 
-    /// A program in the network, the mounts and the processes of the servers: the kernel ends it with them. Its
-    /// files in [`ROOM`] are in memory.
+    /// A program in the network, the mounts and the processes of the servers: the kernel ends it
+    /// with them. Its files in [`ROOM`] are in memory.
     pub fn command_within(&self, program: &Path) -> Command {
         let space = |name: &str| format!("/proc/{}/ns/{name}", self.child.id());
         let mut command = Command::new("nsenter");
@@ -198,7 +199,8 @@ impl GlusterServers {
         command
     }
 
-    /// Moves this thread into the network of the servers, with all threads that it starts from now on.
+    /// Moves this thread into the network of the servers, with all threads that it starts from now
+    /// on.
     ///
     /// # Errors
     ///

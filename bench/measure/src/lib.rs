@@ -1,8 +1,8 @@
-//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of GlusterFS and of defuse,
-//! mounts by its commands, other programs, and medians.
+//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of
+//! GlusterFS and of defuse, mounts by its commands, other programs, and medians.
 //!
-//! The benchmarks (`defuse-bench`, `defuse-bench-uhs`), the study (`defuse-study`) and, for the servers, the testkit share
-//! this crate. It has no workloads and reports nothing.
+//! The benchmarks (`defuse-bench`, `defuse-bench-uhs`), the study (`defuse-study`) and, for the
+//! servers, the testkit share this crate. It has no workloads and reports nothing.
 
 #![forbid(unsafe_code)]
 

@@ -17,8 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two looks at it.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// A loop device on an image file that is its own. The image goes with it. If this process is killed, the kernel
-/// detaches the device with its last user.
+/// A loop device on an image file that is its own. The image goes with it. If this process is
+/// killed, the kernel detaches the device with its last user.
 #[derive(Debug)]
 pub struct ImageLoopDevice {
     node: PathBuf,
@@ -27,8 +27,8 @@ pub struct ImageLoopDevice {
 }
 
 impl ImageLoopDevice {
-    /// Makes an image of `bytes`, all of them allocated, and a device of `sector` bytes a sector on it, with
-    /// direct I/O if the file system of the image supports it.
+    /// Makes an image of `bytes`, all of them allocated, and a device of `sector` bytes a sector on
+    /// it, with direct I/O if the file system of the image supports it.
     ///
     /// # Errors
     ///
@@ -71,8 +71,8 @@ impl ImageLoopDevice {
         &self.node
     }
 
-    /// Waits until no file system on the device is mounted, in any mount namespace: a new namespace has copies of all mounts until
-    /// its process has left them.
+    /// Waits until no file system on the device is mounted, in any mount namespace: a new namespace
+    /// has copies of all mounts until its process has left them.
     ///
     /// # Errors
     ///

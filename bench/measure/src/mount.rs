@@ -11,7 +11,8 @@ use crate::command;
 ///
 /// # Errors
 ///
-/// Fails with the errors of `work`, and otherwise with errors of the commands. The source is unmounted in any case.
+/// Fails with the errors of `work`, and otherwise with errors of the commands. The source is
+/// unmounted in any case.
 pub fn with_mount<T>(
     program: &Path,
     source: &OsStr,

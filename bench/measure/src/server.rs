@@ -26,7 +26,8 @@ impl ServerProcess {
         ServerProcess::start_with(program, &[], source, socket)
     }
 
-    /// Starts a server like [`start`](ServerProcess::start), with further options of `defuse serve`.
+    /// Starts a server like [`start`](ServerProcess::start), with further options of
+    /// `defuse serve`.
     ///
     /// # Errors
     ///
@@ -42,8 +43,8 @@ impl ServerProcess {
         ServerProcess::start_by(command, options, source, socket)
     }
 
-    /// Starts a server like [`start_with`](ServerProcess::start_with), by a command that runs the program with its
-    /// further arguments, such as a checker.
+    /// Starts a server like [`start_with`](ServerProcess::start_with), by a command that runs the
+    /// program with its further arguments, such as a checker.
     ///
     /// # Errors
     ///

@@ -40,7 +40,8 @@ impl ThreadClocks {
         Self(clocks)
     }
 
-    /// CPU time used since `before`, the most first. The time of threads that exited meanwhile is lost.
+    /// CPU time used since `before`, the most first. The time of threads that exited meanwhile is
+    /// lost.
     pub fn usage_since(&self, before: &Self) -> Vec<ThreadUse> {
         let mut uses: Vec<ThreadUse> = Vec::new();
         for (thread, (name, now)) in &self.0 {

@@ -12,14 +12,16 @@ use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure the cost of a mount for your own command, and find options that help
 ///
-/// Runs the command on a copy of DIR and on a mount of that copy, in turns. Explains the difference by requests, by their
-/// time in each stage (root), and by CPU time. Tries options that could help. The command works in the directory; {} among
-/// its arguments and the variable DEFUSE_DIR have its path. DIR itself is only read.
+/// Runs the command on a copy of DIR and on a mount of that copy, in turns. Explains the difference
+/// by requests, by their time in each stage (root), and by CPU time. Tries options that could help.
+/// The command works in the directory; {} among its arguments and the variable DEFUSE_DIR have its
+/// path. DIR itself is only read.
 #[derive(clap::Args)]
 pub struct AdviseArgs {
     /// The directory
     dir: PathBuf,
-    /// The mount: default, base, opt, or NAME=COMMAND (options of a mount, or any command that mounts {source} on {mountpoint})
+    /// The mount: default, base, opt, or NAME=COMMAND (options of a mount, or any command that
+    /// mounts {source} on {mountpoint})
     #[arg(long, value_name = "CONFIG", default_value = "default", value_parser = config)]
     config: StudyConfig,
     /// Number of runs of each

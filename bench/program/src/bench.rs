@@ -48,10 +48,10 @@ enum BenchCommand {
 
 /// Measure uhs beside ext4 and xfs on the same device
 ///
-/// Makes the same operations on the same names, on loop devices with blocks of 4 KiB in memory: uhs inside of this
-/// process, ext4 and xfs in the kernel, in turns. Shows rates, CPU time of the whole machine, space, memory, and the
-/// separation of queues on a model of an SSD. Needs root, and about 16 GiB of memory at the full scale. Removes
-/// everything that it creates.
+/// Makes the same operations on the same names, on loop devices with blocks of 4 KiB in memory: uhs
+/// inside of this process, ext4 and xfs in the kernel, in turns. Shows rates, CPU time of the whole
+/// machine, space, memory, and the separation of queues on a model of an SSD. Needs root, and about
+/// 16 GiB of memory at the full scale. Removes everything that it creates.
 #[derive(clap::Args)]
 pub struct UhsArgs {
     /// Number of rounds
@@ -61,7 +61,8 @@ pub struct UhsArgs {
     #[arg(long, value_parser = UhsScale::from_name, default_value = "quick")]
     scale: UhsScale,
     /// Only these parts: names, sync, data, space, mounts, mounted, personalities, clients, queues,
-    /// queues-on-driver, queues-on-device; and queues-on-qemu, which is measured only if it is named
+    /// queues-on-driver, queues-on-device; and queues-on-qemu, which is measured only if it is
+    /// named
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = UhsBenchPart::from_name)]
     only: Vec<UhsBenchPart>,
     /// The directory for mounts
@@ -74,13 +75,15 @@ pub struct UhsArgs {
 
 /// Compare the policies of the cache of shared pages by their hit rates
 ///
-/// Replays generated traces of one and of eight processes at five sizes of the cache: LRU, LFU, ARC, S3-FIFO, the
-/// formula E of the paper on UHSFS, and E as `defuse serve --shared` uses it. Hits count after the first fifth of a trace.
-/// The tables are in Markdown. Everything follows from the seed: no file is read, and no time is measured.
+/// Replays generated traces of one and of eight processes at five sizes of the cache: LRU, LFU,
+/// ARC, S3-FIFO, the formula E of the paper on UHSFS, and E as `defuse serve --shared` uses it.
+/// Hits count after the first fifth of a trace. The tables are in Markdown. Everything follows from
+/// the seed: no file is read, and no time is measured.
 ///
-/// With --live, the same policies serve: for each trace, policy and size there is a `defuse serve --shared` of an image of uhs,
-/// and a process for each one of the trace. The processes read in turns, in the order of the trace. Reads of the device are
-/// the misses, and the rates of the simulation with as much memory stand beside them. Takes about ten minutes.
+/// With --live, the same policies serve: for each trace, policy and size there is a
+/// `defuse serve --shared` of an image of uhs, and a process for each one of the trace. The
+/// processes read in turns, in the order of the trace. Reads of the device are the misses, and the
+/// rates of the simulation with as much memory stand beside them. Takes about ten minutes.
 #[derive(clap::Args)]
 pub struct EvictionArgs {
     /// Uses in each trace, about [default: 400000; with --live 40000]
@@ -116,10 +119,11 @@ pub struct ReaderArgs {
 
 /// Measure the gain of bypassing the kernel: the tables of "Direct-FUSE"
 ///
-/// Makes the same calls on tmpfs and on ext4 (a new loop device): natively, through a mount with direct_io, through
-/// libfuse's passthrough_hp if installed, and by an unchanged program under `defuse run`, in turns. Measures bandwidth,
-/// context switches, the client's share of a call, `memory:` against tmpfs, and the time of a start. Reports for each goal
-/// if it is met, with the spread of the rounds. Takes about two minutes, and needs root. Removes everything that it
+/// Makes the same calls on tmpfs and on ext4 (a new loop device): natively, through a mount with
+/// direct_io, through libfuse's passthrough_hp if installed, and by an unchanged program under
+/// `defuse run`, in turns. Measures bandwidth, context switches, the client's share of a call,
+/// `memory:` against tmpfs, and the time of a start. Reports for each goal if it is met, with the
+/// spread of the rounds. Takes about two minutes, and needs root. Removes everything that it
 /// creates, also after Ctrl-C, which keeps the complete rounds.
 #[derive(clap::Args)]
 pub struct DirectArgs {
@@ -145,10 +149,11 @@ pub struct DirectArgs {
 
 /// Measure well-known programs under `defuse run`
 ///
-/// Makes a tree of small files on tmpfs, in a served `memory:`, in a passthrough of tmpfs, and on mounts of both, and runs
-/// git status, find and cat, Python imports, make -j2, tar x and rm -r on each, in turns. Shows durations and processor
-/// time relative to tmpfs, and the system calls that the kernel executes if strace is installed. The full scale takes about
-/// a minute for a round. Removes everything that it creates.
+/// Makes a tree of small files on tmpfs, in a served `memory:`, in a passthrough of tmpfs, and on
+/// mounts of both, and runs git status, find and cat, Python imports, make -j2, tar x and rm -r on
+/// each, in turns. Shows durations and processor time relative to tmpfs, and the system calls that
+/// the kernel executes if strace is installed. The full scale takes about a minute for a round.
+/// Removes everything that it creates.
 #[derive(clap::Args)]
 pub struct ProgramsArgs {
     /// Number of rounds

@@ -13,11 +13,12 @@ use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure clients of GlusterFS on the same volumes
 ///
-/// Starts servers of its own (GlusterFS 10 or later, and fio), with the volume options of the paper on multithreaded FUSE
-/// for GlusterFS, and compares GlusterFS's own client with 1, 2 and 4 reader threads with defuse: with one worker, with
-/// the policies of the paper, adaptive, over io_uring, and as `defuse run`, in turns. fio reads and writes past all
-/// caches; threads create, list, stat and remove small files. Shows rates, CPU time, and for each goal if it is met.
-/// Without --quick, all cases take hours: choose some by --only. Needs root. The kernel removes everything with this
+/// Starts servers of its own (GlusterFS 10 or later, and fio), with the volume options of the paper
+/// on multithreaded FUSE for GlusterFS, and compares GlusterFS's own client with 1, 2 and 4 reader
+/// threads with defuse: with one worker, with the policies of the paper, adaptive, over io_uring,
+/// and as `defuse run`, in turns. fio reads and writes past all caches; threads create, list, stat
+/// and remove small files. Shows rates, CPU time, and for each goal if it is met. Without --quick,
+/// all cases take hours: choose some by --only. Needs root. The kernel removes everything with this
 /// process. Ctrl-C keeps the complete cases.
 #[derive(clap::Args)]
 pub struct GlusterBenchArgs {
@@ -27,17 +28,20 @@ pub struct GlusterBenchArgs {
     /// An overview: 1 and 32 jobs, depth 32, 300 ms a case, at most 2 rounds
     #[arg(long)]
     quick: bool,
-    /// The volumes: dist (2 bricks), repl (2 copies), graph (2 copies within the client, no servers), slow (lookups take
-    /// 300 µs longer)
+    /// The volumes: dist (2 bricks), repl (2 copies), graph (2 copies within the client, no
+    /// servers), slow (lookups take 300 µs longer)
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = VolumeKind::from_name, default_value = "dist,repl,graph,slow")]
     volumes: Vec<VolumeKind>,
-    /// Only cases whose names begin so, such as randread-4k, write-1m-sync-32, randread-4k-libaio-16x32, create
+    /// Only cases whose names begin so, such as randread-4k, write-1m-sync-32,
+    /// randread-4k-libaio-16x32, create
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// The targets: native-N (GlusterFS's client with N readers), one, paper, merged, adaptive, uring, run
+    /// The targets: native-N (GlusterFS's client with N readers), one, paper, merged, adaptive,
+    /// uring, run
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = GlusterTargetSpec::from_name, default_values = ALL)]
     targets: Vec<GlusterTargetSpec>,
-    /// A further mount of defuse with options of its own, such as p8=workers=paper:8; may be repeated
+    /// A further mount of defuse with options of its own, such as p8=workers=paper:8; may be
+    /// repeated
     #[arg(long, value_name = "NAME=OPTIONS", value_parser = GlusterTargetSpec::variant)]
     variant: Vec<GlusterTargetSpec>,
     /// Numbers of jobs of fio

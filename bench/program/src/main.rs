@@ -1,7 +1,8 @@
 //! The commands of defuse that measure: `study`, `advise`, `bench` and `workload`.
 //!
-//! `defuse` starts this program for them, so that a user who only mounts builds and installs nothing of this program. Mounts,
-//! servers and runs under measurement use the program `defuse` in the same directory.
+//! `defuse` starts this program for them, so that a user who only mounts builds and installs
+//! nothing of this program. Mounts, servers and runs under measurement use the program `defuse` in
+//! the same directory.
 
 #![forbid(unsafe_code)]
 

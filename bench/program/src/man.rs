@@ -1,4 +1,5 @@
-//! The manual pages of the commands, generated from the definitions of the parser. `cargo xtask install` writes them.
+//! The manual pages of the commands, generated from the definitions of the parser.
+//! `cargo xtask install` writes them.
 
 use std::path::PathBuf;
 

@@ -28,10 +28,12 @@ pub struct StudyArgs {
     /// The configurations to compare: native, base, opt, default
     #[arg(long, value_name = "LIST", default_value = "native,base,opt")]
     configs: String,
-    /// A further configuration, by options of a mount or by any command that mounts {source} on {mountpoint}
+    /// A further configuration, by options of a mount or by any command that mounts {source} on
+    /// {mountpoint}
     #[arg(long, value_name = "NAME=COMMAND")]
     config: Vec<String>,
-    /// Number of measurements of each cell [default: 1; 3 for rows that vary from run to run, 37 and 38]
+    /// Number of measurements of each cell [default: 1; 3 for rows that vary from run to run, 37
+    /// and 38]
     #[arg(long, value_name = "N")]
     runs: Option<u32>,
     /// The device to emulate by throttling: ssd, hdd, or none

@@ -1,4 +1,5 @@
-//! `defuse bench` at a small scale: the shape of its results, machine-independent values, and cleanup.
+//! `defuse bench` at a small scale: the shape of its results, machine-independent values, and
+//! cleanup.
 
 #[path = "../../../cli/tests/common/mod.rs"]
 mod common;

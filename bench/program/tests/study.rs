@@ -239,8 +239,8 @@ fn errors_are_reported_before_anything_starts() {
     assert!(!place.path("out").exists(), "nothing was begun");
 }
 
-/// The emulated device in the results is the device of the block layer's throttle. With several runs, the
-/// results have their spread.
+/// The emulated device in the results is the device of the block layer's throttle. With several
+/// runs, the results have their spread.
 #[test]
 fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
     let Some(place) = place() else { return };

@@ -10,9 +10,9 @@ use crate::args::BenchmarkArgs;
 use crate::command;
 use crate::target::{MOUNT, SOURCE, TargetRole, TargetSpec};
 
-/// defuse with the given options, over /dev/fuse unless they select another transport, and its variants. If the program
-/// is not built, it is left out with a message, so that the peers can be measured alone; a program given on the command
-/// line must exist.
+/// defuse with the given options, over /dev/fuse unless they select another transport, and its
+/// variants. If the program is not built, it is left out with a message, so that the peers can be
+/// measured alone; a program given on the command line must exist.
 pub fn specs(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let base = join("no_io_uring", args.defuse_options.as_deref().unwrap_or_default());
     let mut wanted = vec![("defuse".to_owned(), base.clone())];
@@ -37,8 +37,8 @@ fn make_earlier(program: &Path, options: &str, timeout: u64) -> Result<TargetSpe
     Ok(spec(program, "defuse-before".to_owned(), TargetRole::Peer, options, timeout))
 }
 
-/// defuse with the given options, over io_uring. If the kernel does not offer it, the mount fails with a message that
-/// explains how to enable it; `cargo xtask bench` enables it.
+/// defuse with the given options, over io_uring. If the kernel does not offer it, the mount fails
+/// with a message that explains how to enable it; `cargo xtask bench` enables it.
 pub fn targets_over_rings(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let options = join("io_uring", args.defuse_options.as_deref().unwrap_or_default());
     build(args, vec![("defuse-uring".to_owned(), options)])

@@ -15,8 +15,9 @@ use crate::target::{MOUNT, SOURCE, TargetRole, TargetSpec};
 /// The way in which the example is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LibfuseBuild {
-    /// Built like the package. In 3.14 the example has no extended attributes then, because the switch for them reaches
-    /// only the C files. The kernel gets ENOSYS once and sends no further request, not even before a write.
+    /// Built like the package. In 3.14 the example has no extended attributes then, because the
+    /// switch for them reaches only the C files. The kernel gets ENOSYS once and sends no further
+    /// request, not even before a write.
     Package,
     /// With extended attributes, as the example intends.
     Xattr,

@@ -1,8 +1,9 @@
 //! The workloads: plain system calls by a few threads, the same for every target.
 //!
-//! A [`BenchmarkCase`] prepares one [`BatchJob`] for each thread, unmeasured. The jobs are then released together
-//! and measured. Workloads that use up files (create, unlink, cold caches) run in batches, each
-//! newly prepared, until enough time has been measured. Other workloads run until the time is over.
+//! A [`BenchmarkCase`] prepares one [`BatchJob`] for each thread, unmeasured. The jobs are then
+//! released together and measured. Workloads that use up files (create, unlink, cold caches) run in
+//! batches, each newly prepared, until enough time has been measured. Other workloads run until the
+//! time is over.
 
 mod data;
 mod fileset;

@@ -6,7 +6,8 @@
 //! workload. It measures throughput, latency, CPU time, requests and device traffic ([`results`]).
 //! [`report`] makes tables and a report of them, and [`advise`] measures a command of the user.
 //! [`direct`] has the tables of *Direct-FUSE* (ROSS '18), for programs that use a file system
-//! without the kernel, [`programs`] runs well-known programs in that way, and [`gluster`] compares clients of GlusterFS.
+//! without the kernel, [`programs`] runs well-known programs in that way, and [`gluster`] compares
+//! clients of GlusterFS.
 //!
 //! This crate serves no file system and knows no frontend or backend. It mounts each configuration
 //! by running a program, for defuse, too.

@@ -209,8 +209,8 @@ pub struct StudyOptions {
 const SEVERAL_RUNS: u32 = 3;
 
 impl StudyOptions {
-    /// Number of runs of each cell of `row`. Creating files natively is up to 25 times as fast in one run as in another, by the state of
-    /// the write-back.
+    /// Number of runs of each cell of `row`. Creating files natively is up to 25 times as fast in
+    /// one run as in another, by the state of the write-back.
     pub fn runs_of(&self, row: u8) -> u32 {
         let varies = WorkloadFamily::from_row(row) == WorkloadFamily::Creates;
         let is_measured = self.scale != StudyScale::Tiny;

@@ -310,7 +310,8 @@ mod tests {
         assert_eq!(order, expected);
     }
 
-    /// Row 38 was natively 25 times as fast in one run as in another, and a table of single runs did not say so.
+    /// Row 38 was natively 25 times as fast in one run as in another, and a table of single runs
+    /// did not say so.
     #[test]
     fn rows_that_vary_run_three_times_unless_a_number_is_given() {
         let dir = tempfile::tempdir().unwrap();

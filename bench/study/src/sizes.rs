@@ -38,9 +38,10 @@ pub struct RowSizes {
 impl RowSizes {
     /// The sizes of row `number`.
     ///
-    /// Scale `small` reduces each row to four seconds on the paper's machine. The published durations differ, from 2 to
-    /// 55 minutes. Rows of random accesses do fewer accesses to a file as large as the file of the sequential rows, so
-    /// that it remains large compared with the memory.
+    /// Scale `small` reduces each row to four seconds on the paper's machine. The published
+    /// durations differ, from 2 to 55 minutes. Rows of random accesses do fewer accesses to a file
+    /// as large as the file of the sequential rows, so that it remains large compared with the
+    /// memory.
     pub fn for_row(number: u8, options: &StudyOptions) -> RowSizes {
         let media = media(options);
         let access_factor = match options.scale {

@@ -21,8 +21,8 @@ fn choice() -> CaseSelection {
     }
 }
 
-/// Results in which the native clients make 1000 operations a second, more with more readers, `ours` all mounts of ours,
-/// and twice as many a run.
+/// Results in which the native clients make 1000 operations a second, more with more readers,
+/// `ours` all mounts of ours, and twice as many a run.
 fn results(ours: u64) -> GlusterResults {
     let mut results = GlusterResults {
         schema: SCHEMA.into(),

@@ -1,4 +1,5 @@
-//! Single calls of one process on `memory:`: by shared memory, by a socket, and by a mount of the kernel.
+//! Single calls of one process on `memory:`: by shared memory, by a socket, and by a mount of the
+//! kernel.
 
 use std::cell::Cell;
 use std::fs::{self, OpenOptions};
@@ -19,8 +20,8 @@ use crate::mounted::with_mount;
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::TargetStage;
 
-/// Calls of each kind in a turn, and turns: the figure is the figure of the best turn, since others use the processors,
-/// too.
+/// Calls of each kind in a turn, and turns: the figure is the figure of the best turn, since others
+/// use the processors, too.
 const CALLS: u32 = 2000;
 const TURNS: usize = 15;
 const BLOCK: usize = 4096;
@@ -98,7 +99,8 @@ fn time_of(call: &mut TimedCall<'_>) -> Result<f64> {
     Ok(begun.elapsed().as_nanos() as f64 / f64::from(CALLS))
 }
 
-/// The processor time of the whole machine for a call, in nanoseconds. It is known in steps of 10 ms.
+/// The processor time of the whole machine for a call, in nanoseconds. It is known in steps of 10
+/// ms.
 fn cpu_of(call: &mut TimedCall<'_>) -> Result<f64> {
     let (before, begun, mut count) = (cpu::CpuSample::take(None), Instant::now(), 0);
     while begun.elapsed() < LONG {

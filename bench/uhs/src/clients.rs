@@ -1,6 +1,6 @@
-//! uhs for several processes: by shared memory, by a socket, by a mount of the kernel and in the process itself, beside ext4 and
-//! xfs. Each process is `defuse workload`, so that all of them make the same calls. They have files of their own unless
-//! noted otherwise.
+//! uhs for several processes: by shared memory, by a socket, by a mount of the kernel and in the
+//! process itself, beside ext4 and xfs. Each process is `defuse workload`, so that all of them make
+//! the same calls. They have files of their own unless noted otherwise.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -209,8 +209,9 @@ fn serve(
     work(&WorkloadFiles::Source(format!("{kind}:{}", socket.display())))
 }
 
-/// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files together have the same size,
-/// so that the caches of the processors hold as much of them; then each has the same size, so that they hold less.
+/// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files
+/// together have the same size, so that the caches of the processors hold as much of them; then
+/// each has the same size, so that they hold less.
 fn measure_many_readers(
     runner: &WorkloadRunner<'_>,
     place: &WorkloadFiles,
@@ -245,8 +246,8 @@ fn measure_many_readers(
     Ok(())
 }
 
-/// Several processes read one file that no process has in memory. Adds the ratio of bytes that the device has read to bytes
-/// of the file.
+/// Several processes read one file that no process has in memory. Adds the ratio of bytes that the
+/// device has read to bytes of the file.
 fn measure_first_reads(
     stage: &mut TargetStage,
     runner: &WorkloadRunner<'_>,
@@ -325,7 +326,8 @@ fn workload(file: &str, (bytes, attributes): (u64, &str), flow: &str, run: &str)
     )
 }
 
-/// A personality as process `at` of several: its threads and files are a part of the threads and files of one.
+/// A personality as process `at` of several: its threads and files are a part of the threads and
+/// files of one.
 fn personality(name: &str, at: usize, processes: usize, scale: &UhsBenchScale) -> Result<String> {
     let builtin = defuse_wml::builtin(name).with_context(|| format!("no workload {name}"))?;
     let mut text = String::new();

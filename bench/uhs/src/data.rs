@@ -90,7 +90,8 @@ fn random(bytes: u64, all: u64, mut act: impl FnMut(u64, &mut [u8]) -> Result<()
     (0..all / 4096).try_for_each(|_| act(random.u64(..bytes / 4096) * 4096, &mut part))
 }
 
-/// Operations of a file past the cache, in order: the name of the row and its goal, the bytes, and the operations.
+/// Operations of a file past the cache, in order: the name of the row and its goal, the bytes, and
+/// the operations.
 fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<FileOperation>)> {
     let (small, large) = (bytes / 16 / 4096, bytes / LARGE as u64);
     let mut random = fastrand::Rng::with_seed(9);

@@ -1,12 +1,15 @@
-//! uhs beside ext4 and xfs: the same operations on the same names, on loop devices with blocks of 4 KiB in memory.
+//! uhs beside ext4 and xfs: the same operations on the same names, on loop devices with blocks of 4
+//! KiB in memory.
 //!
-//! uhs runs inside of this process, the others in the kernel. All targets take turns in rounds, each on a new
-//! file system, so that ratios are valid on a busy machine. CPU time is the time of the whole machine, with the
-//! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
+//! uhs runs inside of this process, the others in the kernel. All targets take turns in rounds,
+//! each on a new file system, so that ratios are valid on a busy machine. CPU time is the time of
+//! the whole machine, with the threads of the kernel and of the loop devices. Every phase ends with
+//! a sync, which counts.
 //!
-//! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
-//! matters to memory, and through the NVMe driver on the model of a controller with such an SSD; on a loop device it costs CPU, and that is
-//! measured, too. QEMU's NVMe controller with a throttled drive is a further device for it.
+//! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order
+//! of operations matters to memory, and through the NVMe driver on the model of a controller with
+//! such an SSD; on a loop device it costs CPU, and that is measured, too. QEMU's NVMe controller
+//! with a throttled drive is a further device for it.
 
 #![forbid(unsafe_code)]
 
@@ -193,11 +196,13 @@ pub struct UhsBenchOptions {
     pub program: Option<PathBuf>,
 }
 
-/// Measures. `say` receives a line for each step, and `finished` the rows of each part when it is done.
+/// Measures. `say` receives a line for each step, and `finished` the rows of each part when it is
+/// done.
 ///
 /// # Errors
 ///
-/// Where a device or a file system cannot be made (not root, no room, no program), or an operation fails.
+/// Where a device or a file system cannot be made (not root, no room, no program), or an operation
+/// fails.
 pub fn run(
     options: &UhsBenchOptions,
     say: &mut dyn FnMut(String),

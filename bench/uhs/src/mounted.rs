@@ -28,7 +28,8 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Calls `work` with the mountpoint of a new file system: `uhs` on the device of the stage, or `memory`.
+/// Calls `work` with the mountpoint of a new file system: `uhs` on the device of the stage, or
+/// `memory`.
 pub(crate) fn with_mount(
     stage: &TargetStage,
     program: &Path,

@@ -1,5 +1,5 @@
-//! The four personalities of Filebench with which UHSFS is measured (its tables 7 and 8): uhs inside of this
-//! process beside ext4 and xfs, and through a mount of the kernel beside `memory:`.
+//! The four personalities of Filebench with which UHSFS is measured (its tables 7 and 8): uhs
+//! inside of this process beside ext4 and xfs, and through a mount of the kernel beside `memory:`.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Tables 4 to 6 of UHSFS: reads and writes, small and large ones, with the separation of queues off, static and
-//! learned, on a model of an SSD.
+//! Tables 4 to 6 of UHSFS: reads and writes, small and large ones, with the separation of queues
+//! off, static and learned, on a model of an SSD.
 
 mod on_driver;
 mod on_qemu;
@@ -49,8 +49,8 @@ struct QueueWorkload {
 /// The depths of each queue.
 const DEPTHS: [u32; 4] = [16, 32, 128, 256];
 
-/// Measures all workloads at all depths on the device of `stage`, where time is the machine's time. The target `one
-/// queue` has no separation: a single queue of the same depth in all.
+/// Measures all workloads at all depths on the device of `stage`, where time is the machine's time.
+/// The target `one queue` has no separation: a single queue of the same depth in all.
 pub(crate) fn measure_on_device(
     stage: &mut TargetStage,
     scale: &UhsBenchScale,
@@ -227,8 +227,8 @@ fn run_separated(
     run(&device, &clock, queue, memory, streams)
 }
 
-/// Runs the streams at the same time, with data in `memory` or in memory of their own; each has the same part of the depth in
-/// flight.
+/// Runs the streams at the same time, with data in `memory` or in memory of their own; each has the
+/// same part of the depth in flight.
 fn run(
     device: &dyn BlockDevice,
     clock: &Arc<dyn DeviceClock>,

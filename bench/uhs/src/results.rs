@@ -83,8 +83,8 @@ pub fn table(rows: &[FigureRow]) -> String {
 }
 
 impl FigureRow {
-    /// The median over the rounds of uhs against the device in the same round, or the best of the others where that was not measured:
-    /// above 1 where uhs is better. `None` without both.
+    /// The median over the rounds of uhs against the device in the same round, or the best of the
+    /// others where that was not measured: above 1 where uhs is better. `None` without both.
     pub fn ratio(&self) -> Option<f64> {
         let ours = self.figures.get("uhs")?;
         let of_round = |(round, ours): (usize, &f64)| {

@@ -1,4 +1,5 @@
-//! Space on the device. `--example names` of `defuse-bench` measures the memory of closed files, in a process of its own.
+//! Space on the device. `--example names` of `defuse-bench` measures the memory of closed files, in
+//! a process of its own.
 
 use anyhow::Result;
 

@@ -170,8 +170,9 @@ impl TargetStage {
     }
 }
 
-/// Options with memory for pages as the others have it: the kernel caches them in all memory, and lets a tenth of that wait for the
-/// device before it begins to write (vm.dirty_background_ratio in Documentation/admin-guide/sysctl/vm.rst).
+/// Options with memory for pages as the others have it: the kernel caches them in all memory, and
+/// lets a tenth of that wait for the device before it begins to write (vm.dirty_background_ratio in
+/// Documentation/admin-guide/sysctl/vm.rst).
 fn with_much_memory() -> defuse_uhs::UhsOptions {
     let info = rustix::system::sysinfo();
     let pages = (info.totalram as usize).saturating_mul(info.mem_unit as usize) / BLOCK as usize;
@@ -182,8 +183,9 @@ fn with_much_memory() -> defuse_uhs::UhsOptions {
     }
 }
 
-/// Writes all of the image once: memory that is used first costs more than the write, above all on a virtual machine whose
-/// host gives it then. File systems that write more places would pay for the memory of the device.
+/// Writes all of the image once: memory that is used first costs more than the write, above all on
+/// a virtual machine whose host gives it then. File systems that write more places would pay for
+/// the memory of the device.
 fn fill(image: &Path, bytes: u64) -> Result<()> {
     let file = fs::OpenOptions::new().write(true).open(image)?;
     let zeros = vec![0; 1 << 20];

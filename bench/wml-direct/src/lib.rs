@@ -1,8 +1,8 @@
-//! Workloads on a file system in this process, without the kernel: the [`WorkloadDriver`] that calls the in-process
-//! client ([`defuse_direct`]).
+//! Workloads on a file system in this process, without the kernel: the [`WorkloadDriver`] that
+//! calls the in-process client ([`defuse_direct`]).
 //!
-//! It mounts nothing: the caller mounts file systems in the [`DirectClient`], and names them in the paths of the
-//! workload.
+//! It mounts nothing: the caller mounts file systems in the [`DirectClient`], and names them in the
+//! paths of the workload.
 
 #![forbid(unsafe_code)]
 

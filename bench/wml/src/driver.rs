@@ -31,8 +31,8 @@ pub struct SpaceFigures {
 
 /// The operations that flowops need of a file system. The engine uses nothing else.
 ///
-/// Each method is one system call (or its equivalent without the kernel), except where noted otherwise. All threads of
-/// a run call it concurrently. It returns the errors of the call.
+/// Each method is one system call (or its equivalent without the kernel), except where noted
+/// otherwise. All threads of a run call it concurrently. It returns the errors of the call.
 pub trait WorkloadDriver: Sync {
     /// An open file with its own position. Dropping it closes it.
     type File: Send;

@@ -33,7 +33,8 @@ fn set_evaluates_an_operation_on_two_numbers() {
         );
         match load(&text, "test.f", &LoadOptions::default()) {
             Ok(plan) => assert_eq!(plan.data_bytes(), value, "{expression}"),
-            // A size cannot be negative; the position is the position of the attribute, not of the sum.
+            // A size cannot be negative; the position is the position of the attribute, not of the
+            // sum.
             Err(wrong) => assert!(value == 0 && wrong.to_string().contains("-10"), "{wrong}"),
         }
     }

@@ -5,8 +5,8 @@ use crate::memory::OperationMemory;
 use crate::{BlockOpKind, Errno, FRAME, FrameRun, MemoryRegion, MemorySegments, Result};
 
 impl FileDeviceState {
-    /// Frames for an operation whose memory direct I/O cannot use, with the data of a write. `ENOMEM` if there are
-    /// none.
+    /// Frames for an operation whose memory direct I/O cannot use, with the data of a write.
+    /// `ENOMEM` if there are none.
     pub(super) fn bounce(&self, kind: &BlockOpKind) -> Result<Option<FrameRun>> {
         let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = kind else {
             return Ok(None);

@@ -1,7 +1,9 @@
-//! Frames that are registered with a ring: the kernel need not look up and pin their pages for each operation.
+//! Frames that are registered with a ring: the kernel need not look up and pin their pages for each
+//! operation.
 //!
-//! Frames are registered when an operation uses them, in pieces of 2 MiB, which is the longest run. Registration pins
-//! pages, and so takes their memory: each of many rings would do that for all frames, and most rings use few.
+//! Frames are registered when an operation uses them, in pieces of 2 MiB, which is the longest run.
+//! Registration pins pages, and so takes their memory: each of many rings would do that for all
+//! frames, and most rings use few.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,9 +55,9 @@ impl RegisteredBuffers {
         buffers
     }
 
-    /// The registered buffer with the whole of these bytes of a region. `None` if there is none: the bytes lie in two
-    /// pieces, or the kernel refuses (RLIMIT_MEMLOCK, which rings and their buffers share). The operation then uses
-    /// addresses instead, which costs a little more.
+    /// The registered buffer with the whole of these bytes of a region. `None` if there is none:
+    /// the bytes lie in two pieces, or the kernel refuses (RLIMIT_MEMLOCK, which rings and their
+    /// buffers share). The operation then uses addresses instead, which costs a little more.
     pub(super) fn get(
         &mut self,
         ring: &IoUring,
@@ -92,8 +94,8 @@ impl RegisteredBuffers {
         // SAFETY: the vector is a part of the mapping of a region, which lives as long as the ring.
         let known =
             unsafe { ring.submitter().register_buffers_update(index as u32, &[vector], None) };
-        // If this was the last memory that the limit allows, a further ring could not be made: then the buffer is not
-        // registered.
+        // If this was the last memory that the limit allows, a further ring could not be made: then
+        // the buffer is not registered.
         let known = known.and_then(|()| IoUring::new(1).map(drop));
         if known.is_err() {
             let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

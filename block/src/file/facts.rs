@@ -36,7 +36,8 @@ pub(super) fn read_properties(
         // Sectors are the only thing that all devices below promise.
         atomic_write: logical,
         volatile_cache: queue.volatile,
-        // RWF_DSYNC: where a device lacks it, the kernel flushes after the write, without a turn of this process.
+        // RWF_DSYNC: where a device lacks it, the kernel flushes after the write, without a turn of
+        // this process.
         fua: !regular || honours_dsync(rustix::fs::fstatfs(fd)?.f_type as u64),
         discard: queue.discard,
         max_transfer: 2 << 20,
@@ -49,9 +50,9 @@ pub(super) fn read_properties(
     Ok((facts, alignment(fd)))
 }
 
-/// True for the types of file systems whose direct writes are known to be durable with RWF_DSYNC. FUSE passes the flag
-/// on to a server that may ignore it, and network file systems and unknown file systems may ignore it, too: they need a
-/// write and an fdatasync(2).
+/// True for the types of file systems whose direct writes are known to be durable with RWF_DSYNC.
+/// FUSE passes the flag on to a server that may ignore it, and network file systems and unknown
+/// file systems may ignore it, too: they need a write and an fdatasync(2).
 fn honours_dsync(magic: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;
@@ -61,7 +62,8 @@ fn honours_dsync(magic: u64) -> bool {
     [EXT4, XFS, BTRFS, F2FS, TMPFS].contains(&magic)
 }
 
-/// The alignment of memory for direct I/O; a page if the kernel does not report it (before Linux 6.1).
+/// The alignment of memory for direct I/O; a page if the kernel does not report it (before Linux
+/// 6.1).
 fn alignment(fd: &OwnedFd) -> usize {
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, DIOALIGN);
@@ -104,8 +106,8 @@ impl SysfsLimits {
     }
 }
 
-/// The process that holds an flock(2) lock on the file, proc_locks(5). `None` where it is in another
-/// PID namespace, or gone meanwhile.
+/// The process that holds an flock(2) lock on the file, proc_locks(5). `None` where it is in
+/// another PID namespace, or gone meanwhile.
 pub(super) fn holder(stat: &Stat) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let file = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
@@ -118,9 +120,9 @@ pub(super) fn holder(stat: &Stat) -> Option<u32> {
     words.nth(3)?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// The name of a process that has nothing to serve any more, and makes its changes durable before it ends. The first
-/// thread sets it as its own name (prctl(2), `PR_SET_NAME`): a process that holds a file for which others wait may make
-/// them wait.
+/// The name of a process that has nothing to serve any more, and makes its changes durable before
+/// it ends. The first thread sets it as its own name (prctl(2), `PR_SET_NAME`): a process that
+/// holds a file for which others wait may make them wait.
 pub const ENDING: &str = "defuse-ending";
 
 /// The name of a process, proc_pid_comm(5).

@@ -1,8 +1,8 @@
-//! Loop devices and their backing files, loop(4): two ways to the same bytes. The kernel does not lock one against the
-//! other.
+//! Loop devices and their backing files, loop(4): two ways to the same bytes. The kernel does not
+//! lock one against the other.
 //!
-//! Each is searched for after the file is open and locked, by device and inode. A loop device that is attached to a
-//! file afterwards goes unnoticed: the kernel has no lock for that.
+//! Each is searched for after the file is open and locked, by device and inode. A loop device that
+//! is attached to a file afterwards goes unnoticed: the kernel has no lock for that.
 
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,8 @@ pub(super) fn device_of(stat: &Stat, access: DeviceAccess) -> Option<PathBuf> {
     loops.find(is_it).map(|name| Path::new("/dev").join(name))
 }
 
-/// The backing file of an open loop device. `None` for any other file, and where the file is out of reach.
+/// The backing file of an open loop device. `None` for any other file, and where the file is out of
+/// reach.
 pub(super) fn file_of(stat: &Stat) -> Option<Stat> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return None;
@@ -40,7 +41,8 @@ pub(super) fn file_of(stat: &Stat) -> Option<Stat> {
     backing_file(&disk)
 }
 
-/// The backing file of the loop device with this directory in sysfs. Its path there follows renames.
+/// The backing file of the loop device with this directory in sysfs. Its path there follows
+/// renames.
 fn backing_file(disk: &Path) -> Option<Stat> {
     let path = read_to_string(disk.join("loop/backing_file")).ok()?;
     rustix::fs::stat(path.strip_suffix('\n')?).ok()

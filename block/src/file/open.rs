@@ -14,11 +14,13 @@ use super::facts::{ENDING, holder, is_alive, name_of};
 use super::loops;
 use crate::{Errno, Result};
 
-/// A file or block device that is open and locked. Its [`device`](OpenDeviceFile::device) has the facts and the I/O.
+/// A file or block device that is open and locked. Its [`device`](OpenDeviceFile::device) has the
+/// facts and the I/O.
 ///
-/// The path is followed once: renaming files or changing links meanwhile cannot make a decision about one file apply to
-/// another. The lock is an flock(2) on the open file that the operations use, so it ends with the process, even if the
-/// process is killed. It is held as long as this value, one of the devices, or a queue of a device exists.
+/// The path is followed once: renaming files or changing links meanwhile cannot make a decision
+/// about one file apply to another. The lock is an flock(2) on the open file that the operations
+/// use, so it ends with the process, even if the process is killed. It is held as long as this
+/// value, one of the devices, or a queue of a device exists.
 #[derive(Clone)]
 pub struct OpenDeviceFile {
     pub(super) locked: Arc<LockedFile>,
@@ -35,8 +37,8 @@ pub(super) struct LockedFile {
 }
 
 impl OpenDeviceFile {
-    /// Opens `path` and locks it. Reads share their lock. Operations pass by the page cache if the file system
-    /// below has direct I/O ([`FileDevice::is_direct`](super::FileDevice::is_direct)).
+    /// Opens `path` and locks it. Reads share their lock. Operations pass by the page cache if the
+    /// file system below has direct I/O ([`FileDevice::is_direct`](super::FileDevice::is_direct)).
     ///
     /// # Errors
     ///
@@ -45,8 +47,8 @@ impl OpenDeviceFile {
     pub fn open(path: &Path, access: DeviceAccess) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = match access {
             DeviceAccess::Read => OFlags::RDONLY,
-            // A mounted block device is refused, and a device that is open with this flag cannot be mounted. open(2)
-            // ignores the flag for everything else.
+            // A mounted block device is refused, and a device that is open with this flag cannot be
+            // mounted. open(2) ignores the flag for everything else.
             DeviceAccess::ReadWrite => OFlags::RDWR | OFlags::EXCL,
         };
         let open = || rustix::fs::open(path, flags | ALWAYS, Mode::empty());
@@ -65,7 +67,8 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// Fails with the errors of [`open`](OpenDeviceFile::open), and with `EEXIST`, also for a symbolic link.
+    /// Fails with the errors of [`open`](OpenDeviceFile::open), and with `EEXIST`, also for a
+    /// symbolic link.
     pub fn create(path: &Path) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | ALWAYS;
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
@@ -109,7 +112,8 @@ impl OpenDeviceFile {
                 return Err(DeviceOpenError::Busy { path, holder: holder(&file) });
             }
         }
-        // This is not a flag of open(2): if open(2) refused it, the path would have to be followed again.
+        // This is not a flag of open(2): if open(2) refused it, the path would have to be followed
+        // again.
         let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();
         Ok(OpenDeviceFile { locked: Arc::new(LockedFile { fd, path, stat, access, direct }) })
     }
@@ -156,7 +160,8 @@ impl OpenDeviceFile {
         rustix::fs::fsync(&self.locked.fd)
     }
 
-    /// True if the path of the file still leads to this very file, and not to another one in its place.
+    /// True if the path of the file still leads to this very file, and not to another one in its
+    /// place.
     pub fn is_in_place(&self) -> bool {
         let found =
             rustix::fs::statat(rustix::fs::CWD, &self.locked.path, AtFlags::SYMLINK_NOFOLLOW);
@@ -196,12 +201,13 @@ const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBL
 /// The state of the process that holds a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderState {
-    /// The process has ended: the kernel takes down the rings of a process that was killed, and with them its locks,
-    /// after the process.
+    /// The process has ended: the kernel takes down the rings of a process that was killed, and
+    /// with them its locks, after the process.
     Gone,
     /// The process has nothing to serve any more, and makes everything durable.
     Ending,
-    /// The process is a daemon of this project. Its mount may have been removed a moment ago, which it will notice.
+    /// The process is a daemon of this project. Its mount may have been removed a moment ago, which
+    /// it will notice.
     Daemon,
     /// Another process that uses the file.
     Other,

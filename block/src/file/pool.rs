@@ -1,7 +1,7 @@
 //! The threads that perform the operations of one device.
 //!
-//! Threads are started when there is work for them, up to a bound, and end with the device. A process that may start no
-//! thread performs its operations itself.
+//! Threads are started when there is work for them, up to a bound, and end with the device. A
+//! process that may start no thread performs its operations itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,8 @@ impl PoolJob {
     pub(super) fn perform(self) {
         let PoolJob { open, outbox, op: BlockOp { tag, mut kind } } = self;
         let result = open.perform(&mut kind);
-        // The reader of the completion may be the last user of the device, whose lock must then end at once.
+        // The reader of the completion may be the last user of the device, whose lock must then end
+        // at once.
         drop(open);
         outbox.answer(BlockCompletion { tag, result, memory: kind.into_memory() });
     }
@@ -109,7 +110,8 @@ impl IoThreadPoolShared {
 }
 
 impl Drop for IoThreadPool {
-    /// Ends the pool. The last queue has gone, and with it the last job. The threads end by themselves.
+    /// Ends the pool. The last queue has gone, and with it the last job. The threads end by
+    /// themselves.
     fn drop(&mut self) {
         self.0.lock().ends = true;
         self.0.changed.notify_all();

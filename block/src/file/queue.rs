@@ -153,9 +153,9 @@ impl RingQueue {
 
     fn push_entry(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: the memory and the vectors that the entry points to belong to a `KernelOperation`, which stays in
-            // its slot until its completion is seen (dropping the queue waits for that), or the entry points to
-            // `woken`, which lives as long.
+            // SAFETY: the memory and the vectors that the entry points to belong to a
+            // `KernelOperation`, which stays in its slot until its completion is seen (dropping the
+            // queue waits for that), or the entry points to `woken`, which lives as long.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }

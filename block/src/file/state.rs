@@ -26,7 +26,8 @@ impl FileDeviceState {
         if self.locked.access == DeviceAccess::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
     }
 
-    /// True where a write with `fua` must be followed by a sync: the flag of the write would do nothing.
+    /// True where a write with `fua` must be followed by a sync: the flag of the write would do
+    /// nothing.
     pub(super) fn syncs_after(&self, kind: &BlockOpKind) -> bool {
         matches!(kind, BlockOpKind::Write { fua: true, .. }) && !self.facts.fua
     }

@@ -1,4 +1,5 @@
-//! A queue without io_uring(7): operations are system calls of a few threads, or of the thread that waits for them.
+//! A queue without io_uring(7): operations are system calls of a few threads, or of the thread that
+//! waits for them.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -204,7 +205,8 @@ fn vectors_mut(memory: &mut MemorySegments) -> Result<Vec<IoSliceMut<'_>>> {
     pieces.map(|piece| piece.bytes_mut().map(IoSliceMut::new).ok_or(Errno::INVAL)).collect()
 }
 
-/// Repeats a call that was interrupted by a signal (`EINTR`), or that fails because the file does not block (`EAGAIN`).
+/// Repeats a call that was interrupted by a signal (`EINTR`), or that fails because the file does
+/// not block (`EAGAIN`).
 fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match call() {

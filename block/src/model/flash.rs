@@ -52,7 +52,8 @@ pub(super) struct FlashModel {
     next_die: usize,
     /// Blocks in the buffer that do not fill a page yet.
     partial: u64,
-    /// The number of the page that is being filled, which is the number of pages that dies have received before.
+    /// The number of the page that is being filled, which is the number of pages that dies have
+    /// received before.
     pages: u64,
     /// Pages that dies have received and not programmed yet.
     unprogrammed: BTreeSet<u64>,

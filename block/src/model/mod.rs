@@ -1,14 +1,15 @@
-//! A model of an SSD in virtual time: dies, channels, a write buffer, and a controller with a limited number
-//! of commands at work.
+//! A model of an SSD in virtual time: dies, channels, a write buffer, and a controller with a
+//! limited number of commands at work.
 //!
-//! The model shows the behaviour of an order of operations on a device of these parts, without a device. Its clock
-//! advances when a queue waits, so a run takes no longer than its computation and all runs are equal, provided that one
-//! thread at a time uses the device.
+//! The model shows the behaviour of an order of operations on a device of these parts, without a
+//! device. Its clock advances when a queue waits, so a run takes no longer than its computation and
+//! all runs are equal, provided that one thread at a time uses the device.
 //!
-//! A die reads before it programs, but does not suspend a program. The controller takes commands from the queues in
-//! turn, and a limited number from each. A write is at work until it is in the buffer. A write with `fua` is at work
-//! until its pages are programmed. A flush is at work until all pages that were in the buffer before it are programmed.
-//! Both program a page that is not full as it is.
+//! A die reads before it programs, but does not suspend a program. The controller takes commands
+//! from the queues in turn, and a limited number from each. A write is at work until it is in the
+//! buffer. A write with `fua` is at work until its pages are programmed. A flush is at work until
+//! all pages that were in the buffer before it are programmed. Both program a page that is not full
+//! as it is.
 //!
 //! [`CommandTiming`] has these times without queues and data, for models of other devices.
 //!
@@ -41,8 +42,8 @@ pub struct SsdParameters {
     pub read: Duration,
     /// Time to program a page.
     pub program: Duration,
-    /// Additional time when a die changes between reading and programming, which ends the pipelining of its two
-    /// registers.
+    /// Additional time when a die changes between reading and programming, which ends the
+    /// pipelining of its two registers.
     pub turn: Duration,
     /// Time to move a block over a channel.
     pub transfer: Duration,
@@ -57,7 +58,8 @@ pub struct SsdParameters {
 }
 
 impl Default for SsdParameters {
-    /// Four dies on each of eight channels, about 2 GB/s of random 4 KiB reads and 850 MB/s of writes.
+    /// Four dies on each of eight channels, about 2 GB/s of random 4 KiB reads and 850 MB/s of
+    /// writes.
     fn default() -> Self {
         SsdParameters {
             dies: 32,

@@ -60,11 +60,13 @@ struct UnbufferedWrite {
     first: Option<u64>,
 }
 
-/// The commands at work on an SSD, and the times at which they end. It has no data and no queues of commands: its user
-/// takes commands from queues in an order of its own, and calls [`takes`](CommandTiming::takes) before.
+/// The commands at work on an SSD, and the times at which they end. It has no data and no queues of
+/// commands: its user takes commands from queues in an order of its own, and calls
+/// [`takes`](CommandTiming::takes) before.
 ///
-/// All times count from the same beginning. [`advance`](CommandTiming::advance) goes from one event to the next, and
-/// each `now` must lie between the last event and the [`next`](CommandTiming::next).
+/// All times count from the same beginning. [`advance`](CommandTiming::advance) goes from one event
+/// to the next, and each `now` must lie between the last event and the
+/// [`next`](CommandTiming::next).
 #[derive(Debug)]
 pub struct CommandTiming {
     parts: SsdParameters,
@@ -161,8 +163,8 @@ impl CommandTiming {
         done
     }
 
-    /// Forgets all commands, as a reset of the controller does: none of them completes any more. Dies continue with
-    /// pages that they read for them, and program the pages in the buffer.
+    /// Forgets all commands, as a reset of the controller does: none of them completes any more.
+    /// Dies continue with pages that they read for them, and program the pages in the buffer.
     pub fn forget(&mut self) {
         let writes = self.writes.drain(..).map(|write| write.command);
         for command in writes.chain(self.flushes.drain(..).map(|(command, _)| command)) {

@@ -19,8 +19,8 @@ const SHRINK: f64 = 0.8;
 /// The growth of the remembered fastest latency, each round.
 const FADE: f64 = 1.01;
 
-/// The caps of all classes. While small reads are slow, the other caps shrink by a factor; otherwise all grow by one:
-/// additive increase and multiplicative decrease, as in TCP.
+/// The caps of all classes. While small reads are slow, the other caps shrink by a factor;
+/// otherwise all grow by one: additive increase and multiplicative decrease, as in TCP.
 #[derive(Debug)]
 pub(super) struct ClassCaps {
     caps: [f64; CLASSES],

@@ -86,8 +86,8 @@ impl ClassSet {
         ClassSet(set)
     }
 
-    /// The priority of a queue for these classes: high if all are small operations for which a caller waits, low if no
-    /// caller waits for any.
+    /// The priority of a queue for these classes: high if all are small operations for which a
+    /// caller waits, low if no caller waits for any.
     pub(super) fn priority(self) -> QueuePriority {
         let within = |classes: &[OperationClass]| {
             OperationClass::ALL.iter().all(|c| !self.has(*c) || classes.contains(c))

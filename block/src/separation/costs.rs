@@ -19,8 +19,8 @@ pub(super) struct CostMatrix {
 /// One queue.
 #[derive(Debug)]
 struct QueueCost {
-    /// Mean time that an operation of each class takes: r_qb and w_qb. Infinite where the queue is closed to
-    /// the class.
+    /// Mean time that an operation of each class takes: r_qb and w_qb. Infinite where the queue is
+    /// closed to the class.
     mean: [f64; CLASSES],
     /// True once an operation of the class was measured.
     measured: [bool; CLASSES],
@@ -43,8 +43,8 @@ impl CostMatrix {
         CostMatrix { queues: open.iter().map(queue).collect() }
     }
 
-    /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb (or w_qb). `None` if
-    /// none of them is open to the class.
+    /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb
+    /// (or w_qb). `None` if none of them is open to the class.
     pub(super) fn choose(
         &self,
         class: OperationClass,
@@ -66,8 +66,9 @@ impl CostMatrix {
         self.queues[queue].waiting[class.index()] += 1;
     }
 
-    /// Records the completion of an operation that began at `begun`. Its cost is the time since the completion before
-    /// it, or since its own beginning: the part in which the queue worked on it. With `learns`, the mean follows.
+    /// Records the completion of an operation that began at `begun`. Its cost is the time since the
+    /// completion before it, or since its own beginning: the part in which the queue worked on it.
+    /// With `learns`, the mean follows.
     pub(super) fn record_completion(
         &mut self,
         queue: usize,
@@ -88,7 +89,8 @@ impl CostMatrix {
         }
     }
 
-    /// The mean cost of a class in a queue; `None` if the queue is closed to it or nothing was measured.
+    /// The mean cost of a class in a queue; `None` if the queue is closed to it or nothing was
+    /// measured.
     pub(super) fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         let of = &self.queues[queue];
         of.measured[class.index()].then(|| Duration::from_secs_f64(of.mean[class.index()]))
@@ -106,7 +108,8 @@ mod tests {
     #[test]
     fn the_queue_that_ends_first_takes_the_operation() {
         let mut costs = CostMatrix::new(&[ClassSet::ALL; 2]);
-        // Reads take 10 us in both queues; writes take 100 us in the first and 400 us in the second.
+        // Reads take 10 us in both queues; writes take 100 us in the first and 400 us in the
+        // second.
         for (queue, class, cost) in [
             (0, OperationClass::SmallRead, 10),
             (1, OperationClass::SmallRead, 10),

@@ -1,16 +1,18 @@
 //! Elastic separation of queues: many users share several queues of a device.
 //!
-//! A device that works on a long write keeps the reads behind it waiting. So operations have classes, small or large
-//! reads or writes, and each operation goes to the queue that ends it soonest. Equation (1) of UHSFS computes this from
-//! the work that waits in each queue and the mean cost of each class there. A queue that is closed to a class has an
-//! infinite cost. Caps limit the operations of a class in flight.
+//! A device that works on a long write keeps the reads behind it waiting. So operations have
+//! classes, small or large reads or writes, and each operation goes to the queue that ends it
+//! soonest. Equation (1) of UHSFS computes this from the work that waits in each queue and the mean
+//! cost of each class there. A queue that is closed to a class has an infinite cost. Caps limit the
+//! operations of a class in flight.
 //!
-//! If operations use the same blocks and one of them changes the blocks, they wait for one another, since queues have
-//! no order between them. A flush begins when all changes before it are complete, in all queues and of all users; it
-//! does not wait for reads.
+//! If operations use the same blocks and one of them changes the blocks, they wait for one another,
+//! since queues have no order between them. A flush begins when all changes before it are complete,
+//! in all queues and of all users; it does not wait for reads.
 //!
-//! A [`SeparatedDevice`] is a device of its own, whose queues are its users. They share one lock. One of the waiting
-//! users sleeps on the descriptors of all queues, and passes completions of other users to them.
+//! A [`SeparatedDevice`] is a device of its own, whose queues are its users. They share one lock.
+//! One of the waiting users sleeps on the descriptors of all queues, and passes completions of
+//! other users to them.
 //!
 //! The code uses the traits of the crate and a [`DeviceClock`], and knows no kind of device.
 
@@ -71,8 +73,9 @@ impl SeparationOptions {
         SeparationOptions { mode, queues, large: 32 << 10, depth, caps: false }
     }
 
-    /// `count` queues of `depth` operations that are divided among the classes: operations for which readers wait,
-    /// operations for which writers wait, and the rest. More queues divide these further, in turn.
+    /// `count` queues of `depth` operations that are divided among the classes: operations for
+    /// which readers wait, operations for which writers wait, and the rest. More queues divide
+    /// these further, in turn.
     pub fn new_divided(count: usize, depth: u32) -> Self {
         use OperationClass::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
         let parts: &[&[OperationClass]] = match count {
@@ -99,7 +102,8 @@ pub struct QueueState {
     pub in_flight: usize,
     /// Operations that it can have.
     pub depth: usize,
-    /// The mean cost of each class, in the order of [`OperationClass::ALL`]; `None` if nothing was measured.
+    /// The mean cost of each class, in the order of [`OperationClass::ALL`]; `None` if nothing was
+    /// measured.
     pub costs: [Option<Duration>; class::CLASSES],
 }
 
@@ -115,7 +119,8 @@ impl SeparatedDevice {
     ///
     /// # Errors
     ///
-    /// `EINVAL` without queues, or if no queue takes a class; otherwise the errors of [`BlockDevice::queue`].
+    /// `EINVAL` without queues, or if no queue takes a class; otherwise the errors of
+    /// [`BlockDevice::queue`].
     pub fn new(device: Arc<dyn BlockDevice>, separation: &SeparationOptions) -> Result<Self> {
         let takes = |class| separation.queues.iter().any(|classes| classes.has(class));
         if separation.queues.is_empty() || !OperationClass::ALL.into_iter().all(takes) {

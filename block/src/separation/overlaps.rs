@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 /// Ranges of blocks under numbers.
 #[derive(Debug, Default)]
 pub(super) struct BlockRanges {
-    /// By first block and number: the block after the last one, and true if the operation changes the blocks.
+    /// By first block and number: the block after the last one, and true if the operation changes
+    /// the blocks.
     ranges: BTreeMap<(u64, u64), (u64, bool)>,
     /// No range is longer than this.
     longest: u64,
 }
 
 impl BlockRanges {
-    /// True where an operation on the range must wait: a range overlaps it, and one of the two changes
-    /// blocks.
+    /// True where an operation on the range must wait: a range overlaps it, and one of the two
+    /// changes blocks.
     pub(super) fn conflict_with(&self, (block, blocks): (u64, u64), changes: bool) -> bool {
         let end = block.saturating_add(blocks);
         let first = block.saturating_sub(self.longest);

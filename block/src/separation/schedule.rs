@@ -1,4 +1,5 @@
-//! The schedule of operations that were pushed and are not complete: it decides which may begin, and in which queue.
+//! The schedule of operations that were pushed and are not complete: it decides which may begin,
+//! and in which queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,7 +23,8 @@ pub(super) struct OperationSchedule {
     costs: CostMatrix,
     caps: ClassCaps,
     overlaps: BlockRanges,
-    /// Operations that wait for a queue, in order; by class, or all in the first where classes do not count.
+    /// Operations that wait for a queue, in order; by class, or all in the first where classes do
+    /// not count.
     ready: [VecDeque<WaitingOperation>; CLASSES + 1],
     /// Operations that wait for others, in order.
     held: VecDeque<WaitingOperation>,
@@ -34,8 +36,9 @@ pub(super) struct OperationSchedule {
     /// The queue that has the turn.
     turn: usize,
     next_number: u64,
-    /// The number of operations that change something and are not complete, by the number of flushes that were pushed
-    /// before them. The first entry counts operations after `settled` flushes.
+    /// The number of operations that change something and are not complete, by the number of
+    /// flushes that were pushed before them. The first entry counts operations after `settled`
+    /// flushes.
     epochs: VecDeque<usize>,
     settled: u64,
 }
@@ -143,7 +146,8 @@ impl OperationSchedule {
         !self.overlaps.conflict_with(range, slot.changes) && !ahead.any(meets)
     }
 
-    /// True if all changes that were pushed before the flush with which `epoch` begins are complete.
+    /// True if all changes that were pushed before the flush with which `epoch` begins are
+    /// complete.
     fn epoch_is_over(&self, epoch: u64) -> bool {
         let before = epoch.saturating_sub(self.settled) as usize;
         self.epochs.iter().take(before).all(|count| *count == 0)
@@ -250,7 +254,8 @@ impl OperationSchedule {
         self.loads[queue]
     }
 
-    /// Operations of a class that wait for a queue or for other operations; flushes without a class.
+    /// Operations of a class that wait for a queue or for other operations; flushes without a
+    /// class.
     pub(super) fn count_waiting(&self, class: Option<OperationClass>) -> usize {
         let lines = self.ready.iter().chain([&self.held]).flatten();
         let slots = lines.filter_map(|waiting| self.slots[waiting.slot].as_ref());

@@ -11,7 +11,8 @@ use super::schedule::OperationSchedule;
 use super::{QueueState, SeparationOptions, USERS};
 use crate::{BlockCompletion, BlockDevice, DeviceClock, DeviceQueue, Errno, QueuePriority, Result};
 
-/// The longest sleep of a user that waits for all queues: a driver searches for commands that its device has lost.
+/// The longest sleep of a user that waits for all queues: a driver searches for commands that its
+/// device has lost.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The longest sleep in a queue without a descriptor. The other users wait meanwhile.

@@ -25,8 +25,8 @@ fn modes() -> Vec<SeparationOptions> {
     separations
 }
 
-/// Pushes random operations, and checks that each read finds the writes that were pushed before it and none that was
-/// pushed after it.
+/// Pushes random operations, and checks that each read finds the writes that were pushed before it
+/// and none that was pushed after it.
 fn play(device: &Arc<dyn BlockDevice>, separation: &SeparationOptions, seed: u64) {
     let device = SeparatedDevice::new(Arc::clone(device), separation).unwrap();
     let mut queue = device.queue(32).unwrap();

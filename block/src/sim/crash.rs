@@ -1,4 +1,5 @@
-//! The possible states of a device after a power failure, by the rules of [`BlockDevice`](crate::BlockDevice).
+//! The possible states of a device after a power failure, by the rules of
+//! [`BlockDevice`](crate::BlockDevice).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -125,8 +126,8 @@ impl PowerCuts {
         matches!(self.events[done], SimEvent::Done { durable: true, .. })
     }
 
-    /// Puts a write that survives for certain into the base. It replaces writes that were complete before it began;
-    /// writes that were in flight at the same time may have won.
+    /// Puts a write that survives for certain into the base. It replaces writes that were complete
+    /// before it began; writes that were in flight at the same time may have won.
     fn settle(&mut self, piece: WrittenBlock) {
         let span = WriteSpan { begin: piece.submitted, end: self.done[&piece.submitted] };
         match self.written.get(&piece.block) {
@@ -177,8 +178,8 @@ impl PowerCut<'_> {
         self.open() <= FEW
     }
 
-    /// Every combination of whole and absent writes, if [`is_small`](PowerCut::is_small); otherwise only none and all
-    /// of them.
+    /// Every combination of whole and absent writes, if [`is_small`](PowerCut::is_small); otherwise
+    /// only none and all of them.
     pub fn combinations(&self) -> impl Iterator<Item = RamDevice> + '_ {
         let open = self.open();
         let masks: Vec<u64> = match self.is_small() {
@@ -196,7 +197,8 @@ impl PowerCut<'_> {
 
     /// A state by chance: each write is whole, absent, or torn between sectors of 512 bytes.
     pub fn sample(&self, random: &mut fastrand::Rng) -> RamDevice {
-        // Extreme odds are frequent: states in which nearly all or nearly no writes are there matter most.
+        // Extreme odds are frequent: states in which nearly all or nearly no writes are there
+        // matter most.
         let odds = [0.05, 0.3, 0.7, 0.95][random.usize(..4)];
         let tears = [0.0, 0.1, 0.5][random.usize(..3)];
         let fates = (0..self.open()).map(|_| match random.f64() {

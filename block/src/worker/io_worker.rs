@@ -43,7 +43,8 @@ enum MemoryUse {
     Callers,
 }
 
-/// Performs the I/O until the last user has gone. A panic below ends the worker, and all operations fail.
+/// Performs the I/O until the last user has gone. A panic below ends the worker, and all operations
+/// fail.
 pub(super) fn serve(mut worker: IoWorker) {
     // After a panic, the queue is only dropped, and not used.
     match catch_unwind(AssertUnwindSafe(|| worker.run())) {
@@ -109,7 +110,8 @@ impl IoWorker {
                 self.free.push(number);
                 return;
             };
-            // The operation is recorded before the push: if the push panics, the device may already use its memory.
+            // The operation is recorded before the push: if the push panics, the device may already
+            // use its memory.
             self.flights[number] =
                 Some(ForwardedOperation { owner, tag, uses: MemoryUse::classify(&kind) });
             if let Err(BlockOp { kind, .. }) = self.queue.push(BlockOp { tag: number as u64, kind })
@@ -172,7 +174,8 @@ impl IoWorker {
 }
 
 impl ForwardedOperation {
-    /// Answers the operation with an error. The device may still use its memory, which is therefore not given back.
+    /// Answers the operation with an error. The device may still use its memory, which is therefore
+    /// not given back.
     fn fail(self) {
         let ForwardedOperation { owner, tag, .. } = self;
         owner.answer(BlockCompletion { tag, result: Err(Errno::IO), memory: MemorySegments::None });
@@ -191,8 +194,9 @@ impl MemoryUse {
     }
 }
 
-/// Ends a queue that has panicked, so that the device uses no memory of callers any more. A queue that uses only frames
-/// is kept for ever, and the frames with it: dropping it might wait for the device for ever.
+/// Ends a queue that has panicked, so that the device uses no memory of callers any more. A queue
+/// that uses only frames is kept for ever, and the frames with it: dropping it might wait for the
+/// device for ever.
 fn end(queue: Box<dyn DeviceQueue>, uses: MemoryUse) {
     if uses == MemoryUse::Frames {
         std::mem::forget(queue);

@@ -19,8 +19,9 @@ pub(super) fn move_to(region: &MemoryRegion, node: u32) -> Result<()> {
         return Err(Errno::INVAL);
     }
     let mask: libc::c_ulong = 1 << node;
-    // SAFETY: the range is the mapping of the region, which the borrow keeps alive; the call changes no byte in it, and
-    // reads one word of `mask`, whose stated length is one bit more than the kernel reads.
+    // SAFETY: the range is the mapping of the region, which the borrow keeps alive; the call
+    // changes no byte in it, and reads one word of `mask`, whose stated length is one bit more than
+    // the kernel reads.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -53,8 +54,8 @@ mod tests {
             .map(|frame| region.start().wrapping_add(frame * crate::FRAME))
             .collect();
         let mut status = vec![-1_i32; pages.len()];
-        // SAFETY: the kernel reads `pages` and writes `status`, which have the length that is passed to it. Without
-        // nodes it moves nothing.
+        // SAFETY: the kernel reads `pages` and writes `status`, which have the length that is
+        // passed to it. Without nodes it moves nothing.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,

@@ -1,17 +1,19 @@
 //! A device whose I/O is performed by one thread, near the device.
 //!
-//! Any number of threads push to queues of a [`WorkerDevice`], and a single thread hands all of their operations to a
-//! single queue of the device below. It is bound to a processor of the NUMA node that the device is attached to, and
-//! registered memory is moved to that node. So buffers, queue and interrupts stay on one node, wherever the callers
-//! run.
+//! Any number of threads push to queues of a [`WorkerDevice`], and a single thread hands all of
+//! their operations to a single queue of the device below. It is bound to a processor of the NUMA
+//! node that the device is attached to, and registered memory is moved to that node. So buffers,
+//! queue and interrupts stay on one node, wherever the callers run.
 //!
-//! Every operation passes from one thread to another and back, which costs its callers some microseconds. This is worth
-//! its cost if the device is far from most processors, or has few queues.
+//! Every operation passes from one thread to another and back, which costs its callers some
+//! microseconds. This is worth its cost if the device is far from most processors, or has few
+//! queues.
 //!
-//! If the thread panics, which is a bug of the queue below, all operations fail with `EIO`: each operation in progress
-//! once, and all later ones. The memory of operations in the queue below is not given back, because the device may
-//! still use it: frames stay taken for ever. An operation in memory of a caller ([`RawBuf`](crate::RawBuf)) is answered
-//! when the queue below has ended, which waits for the device.
+//! If the thread panics, which is a bug of the queue below, all operations fail with `EIO`: each
+//! operation in progress once, and all later ones. The memory of operations in the queue below is
+//! not given back, because the device may still use it: frames stay taken for ever. An operation in
+//! memory of a caller ([`RawBuf`](crate::RawBuf)) is answered when the queue below has ended, which
+//! waits for the device.
 
 mod io_worker;
 mod memory;
@@ -67,11 +69,13 @@ struct WorkerInboxState {
 }
 
 impl WorkerDevice {
-    /// Starts the thread for `device`. The thread is placed near the device if sysfs knows its node.
+    /// Starts the thread for `device`. The thread is placed near the device if sysfs knows its
+    /// node.
     ///
     /// # Errors
     ///
-    /// Fails with the errors of [`BlockDevice::queue`], and with `EAGAIN` if no thread can be started.
+    /// Fails with the errors of [`BlockDevice::queue`], and with `EAGAIN` if no thread can be
+    /// started.
     pub fn start_for(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
         let facts = DeviceProperties { max_queues: u32::MAX, ..device.properties().clone() };
         let thread_placement = ThreadPlacement::take(facts.numa_node);
@@ -82,7 +86,8 @@ impl WorkerDevice {
         let thread = thread::Builder::new().name("defuse-io".to_owned());
         let thread = thread.spawn(move || {
             signals::take_none();
-            // The thread is placed before it makes the queue, whose memory then comes from this node.
+            // The thread is placed before it makes the queue, whose memory then comes from this
+            // node.
             chair.bind_thread();
             match below.queue(DEPTH) {
                 Ok(queue) => {

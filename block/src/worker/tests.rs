@@ -166,7 +166,8 @@ impl DeviceQueue for PanicQueue {
     }
 }
 
-/// Reads with eight operations in flight until one fails, and then once more. Each is answered once.
+/// Reads with eight operations in flight until one fails, and then once more. Each is answered
+/// once.
 fn read_until_failure(worker: &WorkerDevice) {
     const EIGHT: u64 = 8;
     let region = MemoryRegion::new(64).unwrap();

@@ -10,8 +10,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 static SYSFS: OnceLock<PathBuf> = OnceLock::new();
 
-/// Uses another directory in place of /sys, before the first device is opened: for containers without sysfs, and for
-/// tests of machines with several nodes. Returns false if it is too late.
+/// Uses another directory in place of /sys, before the first device is opened: for containers
+/// without sysfs, and for tests of machines with several nodes. Returns false if it is too late.
 pub fn use_sysfs(dir: &Path) -> bool {
     SYSFS.get_or_init(|| dir.to_path_buf()) == dir
 }
@@ -20,8 +20,8 @@ fn sysfs() -> &'static Path {
     SYSFS.get_or_init(|| PathBuf::from("/sys"))
 }
 
-/// The NUMA node that a block device is attached to. `None` if sysfs has no node for it, as for devices without
-/// hardware.
+/// The NUMA node that a block device is attached to. `None` if sysfs has no node for it, as for
+/// devices without hardware.
 pub(crate) fn node_of(rdev: u64) -> Option<u32> {
     node_below(sysfs(), rdev)
 }
@@ -30,8 +30,8 @@ fn node_below(sysfs: &Path, rdev: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let dir = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
     let top = sysfs.canonicalize().ok()?;
-    // The directory of a partition is in the directory of its disk, which is in the directory of its controller, which
-    // has the node. -1 stands for none.
+    // The directory of a partition is in the directory of its disk, which is in the directory of
+    // its controller, which has the node. -1 stands for none.
     let above = dir.ancestors().take_while(|dir| *dir != top);
     let mut texts = above.flat_map(|dir| {
         ["device/numa_node", "numa_node"].map(|name| read_to_string(dir.join(name)).ok())

@@ -1,5 +1,5 @@
-//! The promises of the traits as test cases for any device of 2048 blocks of 4 KiB, in this crate and in the crates of
-//! drivers.
+//! The promises of the traits as test cases for any device of 2048 blocks of 4 KiB, in this crate
+//! and in the crates of drivers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use defuse_block::{
 /// Blocks of a device under test.
 pub const BLOCKS: u64 = 2048;
 
-/// Makes a test of each case: `$each` calls a function with the name of every device and the device.
+/// Makes a test of each case: `$each` calls a function with the name of every device and the
+/// device.
 #[macro_export]
 macro_rules! device_cases {
     ($each:ident: $($case:ident)*) => { $(
@@ -217,7 +218,8 @@ pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn Blo
     assert!(read.chunks(FRAME).enumerate().all(|(at, frame)| frame[5] == at as u8), "{name}");
 }
 
-/// The kernel may cancel operations that wait for one of its workers when the submitting thread ends.
+/// The kernel may cancel operations that wait for one of its workers when the submitting thread
+/// ends.
 pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn BlockDevice) {
     let region = MemoryRegion::new(64).unwrap();
     for round in 0..5 {

@@ -18,8 +18,8 @@ pub(super) struct UseHistory {
     /// The processes that are remembered: of the current stretch of periods, and of the one before.
     known: [u64; 2],
     stretch: u64,
-    /// Uses by a process that was not remembered, and periods in which another process used it again. Both have
-    /// faded until `period`.
+    /// Uses by a process that was not remembered, and periods in which another process used it
+    /// again. Both have faded until `period`.
     firsts: f64,
     repeats: f64,
 }

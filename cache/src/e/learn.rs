@@ -57,8 +57,8 @@ struct MiniatureCaches {
 }
 
 impl QueueE {
-    /// Creates an empty cache of so many bytes. `seed` decides which keys are in the sample: processes should not
-    /// know the seed.
+    /// Creates an empty cache of so many bytes. `seed` decides which keys are in the sample:
+    /// processes should not know the seed.
     pub fn new(capacity: u64, seed: u64) -> QueueE {
         let queues = EvictionQueues::new(capacity, CHOICES[0]);
         QueueE { queues, seed, miniatures: None }
@@ -81,7 +81,8 @@ impl QueueE {
         }
     }
 
-    /// Makes miniatures when memory is full for the first time, or holds many more or fewer extents than then.
+    /// Makes miniatures when memory is full for the first time, or holds many more or fewer extents
+    /// than then.
     fn resize(&mut self) {
         let (len, known) = (self.queues.len(), self.miniatures.as_ref().map(|m| m.made_for));
         if known.is_none_or(|known| len > known * 2 || len * 2 < known) {

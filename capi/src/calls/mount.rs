@@ -62,7 +62,8 @@ fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
 
 /// Unmounts the file system on `target`. Unless it is detached `lazily`, fails with EBUSY while it
 /// has open files or working directories. Fails with EINVAL if nothing is mounted there. Another
-/// error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made durable.
+/// error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made
+/// durable.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_unmount(target: CStringArg, lazily: c_int) -> c_int {

@@ -42,9 +42,10 @@ pub extern "C" fn defuse_creat(path: CStringArg, mode: libc::mode_t) -> c_int {
     call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
 }
 
-/// Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
-/// close(2), and one request to a server of defuse does all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
-/// beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
+/// Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and
+/// O_WRONLY, write(2) and close(2), and one request to a server of defuse does all three, up to 96
+/// KiB. Fails with EEXIST if the path exists, and with EFBIG beyond RLIMIT_FSIZE. After another
+/// failure the file may be there, with a part of the data.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_create_with(

@@ -89,8 +89,8 @@ pub fn or_failed(
     CommandFailure::Failed(text)
 }
 
-/// Writes to the standard output. A closed output is no failure. Control characters except line feeds and
-/// tabs are escaped, because any user may have chosen a name in the text.
+/// Writes to the standard output. A closed output is no failure. Control characters except line
+/// feeds and tabs are escaped, because any user may have chosen a name in the text.
 ///
 /// # Errors
 ///

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustix::process::{Resource, getrlimit};
 use signal_hook::consts::SIGXFSZ;
 
-/// Makes a write beyond the limit of file sizes an error of this process, and not its end by a signal. A program that it starts
-/// is not affected.
+/// Makes a write beyond the limit of file sizes an error of this process, and not its end by a
+/// signal. A program that it starts is not affected.
 pub fn survive_file_sizes() {
     // A signal that is ignored stays ignored in programs.
     if getrlimit(Resource::Fsize).current.is_some() && !is_ignored(SIGXFSZ) {

@@ -1,8 +1,8 @@
 //! Untrusted text for a terminal or a log.
 //!
-//! Names of processes, mount points, sources, and messages of kernels and daemons may contain control
-//! characters. They could make a terminal act or show something else, and split a line of a log. All
-//! output goes through [`escape_controls`] or [`lines`].
+//! Names of processes, mount points, sources, and messages of kernels and daemons may contain
+//! control characters. They could make a terminal act or show something else, and split a line of a
+//! log. All output goes through [`escape_controls`] or [`lines`].
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -12,7 +12,8 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     escape(text, is_control)
 }
 
-/// [`escape_controls`] for text of several lines: line feeds and tabs stay. JSON stays JSON with the same value.
+/// [`escape_controls`] for text of several lines: line feeds and tabs stay. JSON stays JSON with
+/// the same value.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
 }
@@ -37,7 +38,8 @@ fn escape(text: &str, is_bad: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Control characters, and those that change the direction of text (Unicode, UAX 9) or may end a line.
+/// Control characters, and those that change the direction of text (Unicode, UAX 9) or may end a
+/// line.
 fn is_control(c: char) -> bool {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}' | '\u{2066}'..='\u{2069}')

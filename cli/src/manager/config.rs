@@ -44,7 +44,8 @@ pub struct ConfiguredDevice {
     pub path: String,
     pub source: ParsedSource,
     pub settings: SourceSettings,
-    /// Applications may bind it: applications of these users, and of root and the user of the manager.
+    /// Applications may bind it: applications of these users, and of root and the user of the
+    /// manager.
     pub bind: Option<Vec<u32>>,
     /// The place of the source in the configuration.
     pub place: usize,

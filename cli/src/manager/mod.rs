@@ -22,9 +22,10 @@ use config::{ConfiguredDevice, ManagerConfig};
 
 /// Serve several file systems to other processes, as one tree
 ///
-/// CONFIG is a TOML file with the socket, and with the source and path of each file system. Clients connect to
-/// the source shared:SOCKET, and find each file system as a directory at its path. Returns when the socket is ready.
-/// A background process serves until it receives SIGTERM, and fails if not everything could be made durable then.
+/// CONFIG is a TOML file with the socket, and with the source and path of each file system. Clients
+/// connect to the source shared:SOCKET, and find each file system as a directory at its path.
+/// Returns when the socket is ready. A background process serves until it receives SIGTERM, and
+/// fails if not everything could be made durable then.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = HELP)]
 pub struct ManagerArgs {
@@ -203,8 +204,8 @@ fn open_device(device: &ConfiguredDevice) -> Result<Arc<dyn FileSystem>> {
     Ok(device.source.open(&settings)?)
 }
 
-/// Makes every file system durable, whatever happens with the others. Fails with all that could not be.
-/// An application that has a device goes on with it.
+/// Makes every file system durable, whatever happens with the others. Fails with all that could not
+/// be. An application that has a device goes on with it.
 fn settle(config: &ManagerConfig, members: &[NamespaceMember], binder: &DeviceBinder) -> Result {
     let is_own = |path: &str| binder.device(path).is_none_or(|device| device.is_own());
     let each = config.devices.iter().zip(members).filter(|(device, _)| is_own(&device.path));

@@ -15,12 +15,12 @@ use crate::inherited::OwnLimits;
 /// Signals that are forwarded to the program.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// `si_code` of signals that the kernel sends, sigaction(2). Signals of a terminal go to the whole foreground process
-/// group, so the program receives them, too.
+/// `si_code` of signals that the kernel sends, sigaction(2). Signals of a terminal go to the whole
+/// foreground process group, so the program receives them, too.
 const SI_KERNEL: i32 = 0x80;
 
-/// Runs a program to its end, under the limits that this process was given. Forwards signals that another
-/// process sends.
+/// Runs a program to its end, under the limits that this process was given. Forwards signals that
+/// another process sends.
 pub fn run_to_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitStatus> {
     // Signals that are ignored, as by nohup(1), stay ignored in the program.
     let ignored = limits::ignored_signals();
@@ -51,8 +51,8 @@ fn forward(child: &Child, signal: i32) {
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
-/// The exit code of a shell for a program that could not be executed, and the next step: 127 for a missing
-/// file, 126 for one that cannot be executed. `None` for other errors of the system.
+/// The exit code of a shell for a program that could not be executed, and the next step: 127 for a
+/// missing file, 126 for one that cannot be executed. `None` for other errors of the system.
 pub fn explain_not_executed(error: &io::Error) -> Option<(u8, &'static str)> {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
     match error.kind() {

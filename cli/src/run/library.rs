@@ -1,8 +1,8 @@
 //! The library that `defuse run` loads into programs.
 //!
-//! The program carries the library, so that a single file is complete. An equal file beside the program is used where it
-//! lies, as packages and cargo install it. Otherwise the library is unpacked into a directory that no other user can
-//! change, and stays there for later runs.
+//! The program carries the library, so that a single file is complete. An equal file beside the
+//! program is used where it lies, as packages and cargo install it. Otherwise the library is
+//! unpacked into a directory that no other user can change, and stays there for later runs.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -37,7 +37,8 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 ///
 /// # Errors
 ///
-/// Fails if there is none, if it is another library, and if its path cannot be named in `LD_PRELOAD`.
+/// Fails if there is none, if it is another library, and if its path cannot be named in
+/// `LD_PRELOAD`.
 pub fn find() -> Result<PathBuf> {
     let program = std::env::current_exe().map_err(CommandFailure::from_error)?;
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty());
@@ -87,8 +88,8 @@ fn places(program: &Path) -> [PathBuf; 3] {
     ["deps", ".", "../lib/defuse"].map(|place| folder.join(place).join(LIBRARY))
 }
 
-/// The library in one of the directories of the program, if it equals the library that the program carries: a library
-/// of another build would not understand this program's plan.
+/// The library in one of the directories of the program, if it equals the library that the program
+/// carries: a library of another build would not understand this program's plan.
 fn find_beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
     let found = places(program).into_iter().filter_map(|place| fs::canonicalize(place).ok());
     found.into_iter().find(|library| {
@@ -106,7 +107,8 @@ fn missing_error(program: &Path) -> CommandFailure {
     ))
 }
 
-/// Refuses another library: a program into which the loader does not load ours uses the files of the kernel.
+/// Refuses another library: a program into which the loader does not load ours uses the files of
+/// the kernel.
 fn check(library: &Path) -> Result {
     match analysis::exports(library, MARK) {
         Ok(true) => Ok(()),
@@ -121,7 +123,8 @@ fn check(library: &Path) -> Result {
     }
 }
 
-/// Directories for unpacked libraries, the best one first. A run of root starts programs of other users, too.
+/// Directories for unpacked libraries, the best one first. A run of root starts programs of other
+/// users, too.
 pub fn homes() -> Vec<PathBuf> {
     let variable = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
@@ -138,7 +141,8 @@ pub fn homes() -> Vec<PathBuf> {
     homes
 }
 
-/// An empty directory in the first of these places that can have one: the mount point of programs that serve no mount.
+/// An empty directory in the first of these places that can have one: the mount point of programs
+/// that serve no mount.
 pub fn find_empty_directory(homes: &[PathBuf]) -> Option<PathBuf> {
     let find_in = |home: &PathBuf| {
         let base = create_settled(home.parent().unwrap_or(home))?;
@@ -151,8 +155,8 @@ pub fn find_empty_directory(homes: &[PathBuf]) -> Option<PathBuf> {
 /// Libraries by their names, with their contents.
 pub type CarriedLibraries<'a> = [(&'a str, &'a [u8])];
 
-/// Writes the libraries to a directory in the first of these places in which they can be kept and executed, unless they are there.
-/// Returns the directory.
+/// Writes the libraries to a directory in the first of these places in which they can be kept and
+/// executed, unless they are there. Returns the directory.
 pub fn unpack(homes: &[PathBuf], libraries: &CarriedLibraries<'_>) -> Result<PathBuf> {
     let mut refusals = Vec::new();
     for home in homes {
@@ -207,7 +211,8 @@ fn unpack_into(home: &Path, libraries: &CarriedLibraries<'_>) -> io::Result<Path
 /// A directory that only this user and root can change. It is created if its parent is there.
 fn find_private_directory(path: &Path) -> io::Result<PathBuf> {
     match DirBuilder::new().mode(0o700).create(path) {
-        // Users may read it, whatever the umask: a program of root's run may be one of another user.
+        // Users may read it, whatever the umask: a program of root's run may be one of another
+        // user.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -228,7 +233,8 @@ fn write(directory: &Path, path: &Path, library: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the libraries of other builds that were not used for long. A run that is as old could need one.
+/// Removes the libraries of other builds that were not used for long. A run that is as old could
+/// need one.
 fn remove_unused(home: &Path, keep: &str) {
     for entry in fs::read_dir(home).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -244,8 +250,9 @@ fn age(since: SystemTime) -> Duration {
     SystemTime::now().duration_since(since).unwrap_or_default()
 }
 
-/// True if the file is as long and begins with the same page, which has the build id (ld(1), `--build-id`). The rest is
-/// not compared, because that takes as long as a fifth of the start of a run.
+/// True if the file is as long and begins with the same page, which has the build id (ld(1),
+/// `--build-id`). The rest is not compared, because that takes as long as a fifth of the start of a
+/// run.
 fn is_same_build(file: File, expected: &[u8]) -> bool {
     has_size(&file, expected.len()) && has_bytes(file, &expected[..expected.len().min(4096)])
 }

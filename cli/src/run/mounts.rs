@@ -1,5 +1,5 @@
-//! The mounts of a run: parsing `--mount`, and serving the file systems that programs cannot open by
-//! themselves.
+//! The mounts of a run: parsing `--mount`, and serving the file systems that programs cannot open
+//! by themselves.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -81,8 +81,8 @@ enum SourceOpener {
     Run,
 }
 
-/// Chooses the process that opens a source. With `in_process`, the library in the programs can do it; a connection of
-/// a program to a server has no options.
+/// Chooses the process that opens a source. With `in_process`, the library in the programs can do
+/// it; a connection of a program to a server has no options.
 fn opener(
     sharing: SourceSharing,
     (in_process, options): (bool, bool),
@@ -116,12 +116,14 @@ struct RunServer {
     fs: Arc<dyn FileSystem>,
 }
 
-/// Starts a server for each mount that the programs cannot open by themselves, and notes it in the mount.
+/// Starts a server for each mount that the programs cannot open by themselves, and notes it in the
+/// mount.
 pub fn serve(mounts: &mut [MountPlan]) -> Result<RunServers> {
     let mut servers = RunServers::default();
     for mount in mounts {
         let text = OsStr::from_bytes(&mount.source);
-        // Each program of the run has a cache of its own, and receives no notifications of the changes of the others.
+        // Each program of the run has a cache of its own, and receives no notifications of the
+        // changes of the others.
         let frontend = FrontendProperties {
             locks: LockPlace::FileSystem,
             concurrent: true,
@@ -163,8 +165,8 @@ impl RunServers {
         Ok(ServerPlace::Run(self.sockets.len() - 1))
     }
 
-    /// Ends all connections, and makes everything durable that the programs have changed. Fails with the first
-    /// file system that cannot do that.
+    /// Ends all connections, and makes everything durable that the programs have changed. Fails
+    /// with the first file system that cannot do that.
     pub fn end(self) -> Result<()> {
         let mut outcome = Ok(());
         for RunServer { source, server, thread, fs } in self.running {
@@ -204,8 +206,8 @@ fn create_unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     )))
 }
 
-/// Directories for sockets, of which the first that can be written is used. After su(1) or `sudo -E`, `XDG_RUNTIME_DIR`
-/// belongs to another user, who could exchange its contents.
+/// Directories for sockets, of which the first that can be written is used. After su(1) or
+/// `sudo -E`, `XDG_RUNTIME_DIR` belongs to another user, who could exchange its contents.
 fn bases() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|named| !named.is_empty());
     let named = named.and_then(|named| match paths::find_private(Path::new(&named)) {

@@ -1,8 +1,9 @@
 //! The filter of system calls of a daemon, seccomp(2).
 //!
-//! The filter lists the calls that a daemon never needs and refuses them with EPERM. All others stay allowed: a list of
-//! allowed calls would have to follow the C library, the kernel and the kinds of sources, and a missing call would fail
-//! for users. A call by a convention other than this program (32-bit calls) ends the process.
+//! The filter lists the calls that a daemon never needs and refuses them with EPERM. All others
+//! stay allowed: a list of allowed calls would have to follow the C library, the kernel and the
+//! kinds of sources, and a missing call would fail for users. A call by a convention other than
+//! this program (32-bit calls) ends the process.
 
 use std::collections::BTreeMap;
 
@@ -132,8 +133,8 @@ pub fn install(needs: FilterNeeds) -> Result<(), String> {
     Ok(())
 }
 
-/// The only calls of a keeper: to read orders and the list of mounts, to unmount, to write and remove files, and
-/// what memory, threads and the C library need for that.
+/// The only calls of a keeper: to read orders and the list of mounts, to unmount, to write and
+/// remove files, and what memory, threads and the C library need for that.
 const OF_KEEPER: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -261,8 +262,8 @@ fn program(
     SeccompFilter::new(rules?, SeccompAction::Allow, refuse, target)?.try_into()
 }
 
-/// The filter, which goes by numbers, after one for the calls of x32: the kernel treats them as calls of x86-64 with
-/// other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
+/// The filter, which goes by numbers, after one for the calls of x32: the kernel treats them as
+/// calls of x86-64 with other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
 fn refuse_x32(filter: BpfProgram) -> BpfProgram {
     if !cfg!(target_arch = "x86_64") {
         return filter;

@@ -8,8 +8,8 @@ use crate::error::{CommandFailure, Result};
 
 type HomeJob = Box<dyn FnOnce() + Send>;
 
-/// A thread that stays in the namespace of the user while the others are in a new one. It mounts and
-/// registers. It ends before the daemon is ready, so that no thread is left in that namespace.
+/// A thread that stays in the namespace of the user while the others are in a new one. It mounts
+/// and registers. It ends before the daemon is ready, so that no thread is left in that namespace.
 pub struct HomeThread(Option<(Sender<HomeJob>, JoinHandle<()>)>);
 
 impl HomeThread {

@@ -1,10 +1,11 @@
-//! The keeper of a daemon: a process that stays in the mount namespace of the user, where the daemon, in a
-//! namespace of its own, cannot reach anything.
+//! The keeper of a daemon: a process that stays in the mount namespace of the user, where the
+//! daemon, in a namespace of its own, cannot reach anything.
 //!
-//! It unmounts, removes what the daemon registered, writes the file of statistics, and reads for the daemon the groups of
-//! processes. The paths come once, before any request is served; what comes later are orders without paths.
-//! If the daemon is killed, the keeper unmounts with `auto_unmount`. Otherwise it ends and leaves everything as it is:
-//! the next command clears it away.
+//! It unmounts, removes what the daemon registered, writes the file of statistics, and reads for
+//! the daemon the groups of processes. The paths come once, before any request is served; what
+//! comes later are orders without paths. If the daemon is killed, the keeper unmounts with
+//! `auto_unmount`. Otherwise it ends and leaves everything as it is: the next command clears it
+//! away.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -30,8 +31,8 @@ use crate::{inherited, paths, signals};
 
 /// Maximum length of a message in bytes. The longest is a snapshot of all counters.
 const MESSAGE_MAX: u64 = 16 << 20;
-/// A question about the groups of a process, whose number follows. Other questions are the number of a capability, and
-/// then have the process, a user and a group.
+/// A question about the groups of a process, whose number follows. Other questions are the number
+/// of a capability, and then have the process, a user and a group.
 const OF_GROUPS: u32 = u32::MAX;
 /// In place of a number of groups: the process does not exist.
 const NO_PROCESS: u32 = u32::MAX;
@@ -89,8 +90,8 @@ impl KeeperTask {
         self
     }
 
-    /// Keep these directories busy: their file systems are in use, which the namespace of the user does not
-    /// show otherwise.
+    /// Keep these directories busy: their file systems are in use, which the namespace of the user
+    /// does not show otherwise.
     pub fn hold(mut self, directories: &[PathBuf]) -> KeeperTask {
         self.held = directories.iter().map(|path| bytes(path)).collect();
         self
@@ -104,7 +105,8 @@ pub enum KeeperOrder {
     Unmount(bool),
     /// The daemon ends: remove what it registered.
     Remove,
-    /// The daemon ends: remove what it registered, but record this failure for the command that unmounts.
+    /// The daemon ends: remove what it registered, but record this failure for the command that
+    /// unmounts.
     Leave(String),
     /// Write these statistics to their file.
     Statistics(String),
@@ -118,8 +120,8 @@ pub struct KeeperHandle {
 }
 
 impl KeeperHandle {
-    /// Starts the process in the namespace of this thread. It executes the program again, so that it has
-    /// neither memory nor addresses in common with the daemon.
+    /// Starts the process in the namespace of this thread. It executes the program again, so that
+    /// it has neither memory nor addresses in common with the daemon.
     pub fn start() -> io::Result<KeeperHandle> {
         let (ours, theirs) = UnixStream::pair()?;
         let (asks, answers) = UnixStream::pair()?;
@@ -139,14 +141,16 @@ impl KeeperHandle {
         })
     }
 
-    /// Sends the keeper the list of all that it may act on, once, and waits until it has given up everything else.
+    /// Sends the keeper the list of all that it may act on, once, and waits until it has given up
+    /// everything else.
     pub fn begin(&self, task: &KeeperTask) -> Result {
         self.ask(task).map(|_| ()).map_err(|error| {
             CommandFailure::Failed(format!("the process that unmounts did not start: {error}"))
         })
     }
 
-    /// Carries out `order`. Its messages go to the log. Returns true after an unmount that has succeeded.
+    /// Carries out `order`. Its messages go to the log. Returns true after an unmount that has
+    /// succeeded.
     pub fn order(&self, order: &KeeperOrder) -> bool {
         match self.ask(order) {
             Ok(notes) => {
@@ -205,7 +209,8 @@ impl KeeperNotes {
     }
 }
 
-/// The groups of processes, from the keeper: the directory /proc of the daemon has no other processes.
+/// The groups of processes, from the keeper: the directory /proc of the daemon has no other
+/// processes.
 struct KeeperGroups(Mutex<UnixStream>);
 
 impl SupplementaryGroups for KeeperGroups {
@@ -227,8 +232,8 @@ impl SupplementaryGroups for KeeperGroups {
     }
 }
 
-/// The process of the keeper, which the program starts as `defuse keep`: orders come from the standard input,
-/// and process numbers from the standard output.
+/// The process of the keeper, which the program starts as `defuse keep`: orders come from the
+/// standard input, and process numbers from the standard output.
 pub fn run() -> Result {
     inherited::give_up();
     let mut orders = BufReader::new(stream(rustix::stdio::stdin())?);
@@ -289,8 +294,8 @@ impl SocketFile {
     }
 }
 
-/// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a request for which
-/// the daemon needs the groups.
+/// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a
+/// request for which the daemon needs the groups.
 fn give_up(groups: UnixStream) -> Result {
     super::keep_only(super::KEPT_OF_KEEPER);
     // The daemon has the same user. Without this it could enter the namespace by /proc/PID.

@@ -1,9 +1,9 @@
 //! A mount namespace of a daemon's own, and a root directory that holds only what it serves.
 //!
-//! The daemon first has a copy of the namespace of its user, in which it opens its source as usual. A
-//! directory that is served is covered by a copy of itself, so that every descriptor into it belongs to
-//! that copy. At the end the copies move below a new root, and everything else is detached: `..` leads from
-//! a descriptor to the new root, and no path to anything else.
+//! The daemon first has a copy of the namespace of its user, in which it opens its source as usual.
+//! A directory that is served is covered by a copy of itself, so that every descriptor into it
+//! belongs to that copy. At the end the copies move below a new root, and everything else is
+//! detached: `..` leads from a descriptor to the new root, and no path to anything else.
 
 use std::fs::{self, DirBuilder};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,8 +23,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use crate::mount_flags;
 
-/// Files outside of the source that a daemon opens later: its own descriptors by number, the device for
-/// each worker, and those that libraries open in every program.
+/// Files outside of the source that a daemon opens later: its own descriptors by number, the device
+/// for each worker, and those that libraries open in every program.
 const KEPT: [&str; 5] = [
     "/proc/self/fd",
     "/dev/fuse",
@@ -49,8 +49,8 @@ pub struct SandboxDirectory {
     copy: OwnedFd,
 }
 
-/// Puts this thread, and those that it starts, into a copy of its mount namespace. No mount or unmount there
-/// affects the original. Its working directory becomes the root.
+/// Puts this thread, and those that it starts, into a copy of its mount namespace. No mount or
+/// unmount there affects the original. Its working directory becomes the root.
 pub fn leave() -> Result<()> {
     chdir("/")?;
     // Deprecated for the flag FILES, after which threads have different descriptors.
@@ -63,8 +63,8 @@ pub fn leave() -> Result<()> {
     leave_outside()
 }
 
-/// Detaches what lies outside of the root directory, if chroot(2) has changed that: `..` would lead there from
-/// the new root.
+/// Detaches what lies outside of the root directory, if chroot(2) has changed that: `..` would lead
+/// there from the new root.
 fn leave_outside() -> Result<()> {
     let own = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let path = "/proc/thread-self/ns/mnt";
@@ -107,8 +107,8 @@ fn mount_of(file: &OwnedFd) -> Result<u64> {
     Ok(stat.stx_mnt_id)
 }
 
-/// Covers the directory `path` by a copy of itself. Without `devices`, no device node in the copy can be
-/// opened, and thus none that an attacker creates there.
+/// Covers the directory `path` by a copy of itself. Without `devices`, no device node in the copy
+/// can be opened, and thus none that an attacker creates there.
 pub fn cover(path: &Path, devices: bool) -> Result<SandboxDirectory> {
     let copy = open_tree(CWD, path, copy_flags(path))?;
     attach(&copy, path)?;
@@ -126,7 +126,8 @@ pub fn cover(path: &Path, devices: bool) -> Result<SandboxDirectory> {
     Ok(SandboxDirectory { path: path.to_path_buf(), copy })
 }
 
-/// Makes the copies and [`KEPT`] the only content of this namespace, for all threads of this process.
+/// Makes the copies and [`KEPT`] the only content of this namespace, for all threads of this
+/// process.
 pub fn confine(served: &[SandboxDirectory]) -> Result<()> {
     // One that does not exist here is not needed.
     let kept = |path: &&'static str| {
@@ -199,8 +200,8 @@ fn flags(mount: &MountEntry) -> MountFlags {
     mount_flags::parse(&mount.mount_options)
 }
 
-/// The reason why `directories` cannot be served from another namespace as they are from this one, or
-/// `None`. Mounts and unmounts below a directory reach its copy only if its mount is shared.
+/// The reason why `directories` cannot be served from another namespace as they are from this one,
+/// or `None`. Mounts and unmounts below a directory reach its copy only if its mount is shared.
 pub fn explain_unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
     let Ok(mounts) = list_mounts() else { return Some("the mounts cannot be read".to_owned()) };
     if !mounts.iter().any(|mount| mount.mount_point == Path::new("/") && mount.fstype != "rootfs") {
@@ -226,7 +227,8 @@ pub fn explain_unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
     })
 }
 
-/// The directory of a source, without symbolic links. `None` if it does not exist: opening it fails, too.
+/// The directory of a source, without symbolic links. `None` if it does not exist: opening it
+/// fails, too.
 pub fn resolve(path: &Path) -> Option<PathBuf> {
     fs::canonicalize(path).ok()
 }

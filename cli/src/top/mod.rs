@@ -1,7 +1,7 @@
 //! `defuse top`: all FUSE connections of the machine and all servers, live.
 //!
-//! `model.rs` and `servers.rs` sample, `plain.rs` prints for scripts, `view.rs` draws, `cast.rs` records what it draws, and this
-//! file is the loop around them.
+//! `model.rs` and `servers.rs` sample, `plain.rs` prints for scripts, `view.rs` draws, `cast.rs`
+//! records what it draws, and this file is the loop around them.
 
 mod cast;
 mod model;
@@ -29,9 +29,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Show all FUSE file systems of the machine and all servers, live
 ///
-/// Traces the kernel, which needs root. Servers (serve, manager) answer their user, too.
-/// Keys: arrows select, Enter shows the operations of a connection or a server, and the clients of a server,
-/// o p w c n sort, space pauses, q quits.
+/// Traces the kernel, which needs root. Servers (serve, manager) answer their user, too. Keys:
+/// arrows select, Enter shows the operations of a connection or a server, and the clients of a
+/// server, o p w c n sort, space pauses, q quits.
 #[derive(clap::Args)]
 pub struct TopArgs {
     /// Seconds between two samples
@@ -46,7 +46,8 @@ pub struct TopArgs {
     /// Print text after every period
     #[arg(long)]
     batch: bool,
-    /// Record the view in this new file, in the format of asciinema, until --for or a signal ends it
+    /// Record the view in this new file, in the format of asciinema, until --for or a signal ends
+    /// it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["once", "batch", "json"])]
     cast: Option<PathBuf>,
     /// Print JSON after every period, one object per line

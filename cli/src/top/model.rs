@@ -1,4 +1,5 @@
-//! The data of `defuse top`: every connection and every server, with its activity in the last period.
+//! The data of `defuse top`: every connection and every server, with its activity in the last
+//! period.
 
 use std::collections::BTreeMap;
 
@@ -124,7 +125,8 @@ pub struct TopModel {
 }
 
 impl TopModel {
-    /// A model of the samples that `collector` takes from now on. Without one, there must be a server that answers.
+    /// A model of the samples that `collector` takes from now on. Without one, there must be a
+    /// server that answers.
     pub fn start(collector: Result<Collector>, sort: SortOrder) -> Result<TopModel> {
         let (collector, failure) = match collector {
             Ok(collector) => (Some(collector), None),

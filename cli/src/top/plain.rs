@@ -9,8 +9,8 @@ use super::servers::ServerRow;
 use crate::error::{CommandFailure, Result};
 use crate::{served, terminal};
 
-/// A table of connections, each followed by its operations, and one of servers, each followed by its operations and
-/// its clients.
+/// A table of connections, each followed by its operations, and one of servers, each followed by
+/// its operations and its clients.
 pub fn text(model: &TopModel) -> String {
     let mut text = format!(
         "{:>5} {:>9} {:>9} {:>9} {:>5} {:>5} {:>5} {:>5} {:>7} {:>4} {:>6}  MOUNT\n",

@@ -70,8 +70,8 @@ pub struct ServerSamples {
 }
 
 impl ServerSamples {
-    /// Queries all servers that are visible to this user. Returns their activity since the last time, and notes about
-    /// those that did not answer.
+    /// Queries all servers that are visible to this user. Returns their activity since the last
+    /// time, and notes about those that did not answer.
     pub fn look(&mut self) -> (Vec<ServerRow>, Vec<String>) {
         let (mut rows, mut notes, mut now) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (server, served) in ask(servers::list_all()) {
@@ -120,7 +120,8 @@ impl ServerRow {
         self.busy + self.waiting
     }
 
-    /// The activity since `before`; none without it, since the time of what was counted is not known.
+    /// The activity since `before`; none without it, since the time of what was counted is not
+    /// known.
     fn from_samples(
         server: &ServerEntry,
         now: &ServerSample,

@@ -1,5 +1,5 @@
-//! The system call filter of a daemon, tested from within: with the calls of a compromised daemon, and with the calls
-//! of its normal work.
+//! The system call filter of a daemon, tested from within: with the calls of a compromised daemon,
+//! and with the calls of its normal work.
 
 // The production code itself. The program offers no way to request calls that it never makes.
 #[allow(clippy::duplicate_mod)]
@@ -19,8 +19,8 @@ const CHILD: &str = "DEFUSE_TEST_FILTERED";
 
 /// Makes a system call with these arguments and zeros. Returns its error (0: none).
 fn errno_of(number: i64, args: [u64; 3]) -> i32 {
-    // SAFETY: pointers among the arguments are null, or point to constants that end with a zero; calls
-    // that succeed here change this process only, which ends soon.
+    // SAFETY: pointers among the arguments are null, or point to constants that end with a zero;
+    // calls that succeed here change this process only, which ends soon.
     let value = unsafe { libc::syscall(number, args[0], args[1], args[2], 0, 0, 0) };
     if value >= 0 {
         return 0;

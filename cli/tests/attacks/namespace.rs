@@ -33,8 +33,8 @@ fn has_own_namespace(pid: i32) -> bool {
     namespace(Path::new(&format!("/proc/{pid}"))) != namespace(Path::new("/proc/self"))
 }
 
-/// Everything that an attacker in process `pid` could start from: the root, working directory and namespace of
-/// each thread, and each descriptor.
+/// Everything that an attacker in process `pid` could start from: the root, working directory and
+/// namespace of each thread, and each descriptor.
 fn assert_confined(pid: i32, what: &str) {
     let process = PathBuf::from(format!("/proc/{pid}"));
     assert!(Path::new("/").join(FOREIGN).exists() && has_own_namespace(pid), "{what}");
@@ -174,8 +174,8 @@ fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
             || inherited.contains(&target);
         assert!(is_needed, "{}", target.display());
     }
-    // A process of the same user with the capabilities of the daemon, and even in this namespace, cannot enter the
-    // keeper's.
+    // A process of the same user with the capabilities of the daemon, and even in this namespace,
+    // cannot enter the keeper's.
     let opens = |path: PathBuf| {
         let open = move || {
             let few = CapabilitySets {
@@ -244,8 +244,8 @@ fn a_daemon_in_its_own_namespace_ends_as_one_without() {
     unmount(source.path(), UnmountFlags::empty()).unwrap();
 }
 
-/// Set-group-id without execution by the group stays if a member of the group writes. The daemon sees no
-/// processes, so that only its keeper can know the supplementary groups of one.
+/// Set-group-id without execution by the group stays if a member of the group writes. The daemon
+/// sees no processes, so that only its keeper can know the supplementary groups of one.
 #[test]
 fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper() {
     const GROUP: u32 = 54_321;

@@ -1,5 +1,5 @@
-//! Attacks on paths that the program names more than once, and on directories from the environment of another user (su(1),
-//! `sudo -E`).
+//! Attacks on paths that the program names more than once, and on directories from the environment
+//! of another user (su(1), `sudo -E`).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -36,7 +36,8 @@ fn state(dir: &Path) -> (usize, i64, i64) {
     (fs::read_dir(dir).unwrap().count(), meta.mtime(), meta.mtime_nsec())
 }
 
-/// Calls that change the mode or the owner of a file that they name, for strace(1), which need not know the one with `?`.
+/// Calls that change the mode or the owner of a file that they name, for strace(1), which need not
+/// know the one with `?`.
 const BY_PATH: &str = "chmod,fchmodat,?fchmodat2,chown,lchown,fchownat";
 
 /// Runs the program under strace(1) and returns its trace; `None` if that cannot trace here.
@@ -71,8 +72,8 @@ fn trace(place: &TestPlace, arguments: &[&str], until: Option<&Path>) -> Option<
     Some(text)
 }
 
-/// bind(2) was followed by chmod(2) of the same path: between the two the owner of the directory exchanged it for a link, and
-/// a file of root became writable for all.
+/// bind(2) was followed by chmod(2) of the same path: between the two the owner of the directory
+/// exchanged it for a link, and a file of root became writable for all.
 #[test]
 fn no_path_is_named_again_after_a_socket_is_bound_to_it() {
     let place = TestPlace::new();
@@ -90,8 +91,8 @@ fn no_path_is_named_again_after_a_socket_is_bound_to_it() {
     }
 }
 
-/// A run of root put a directory with the socket of its server into the runtime directory of the user from whose
-/// environment it came, and changed the mode of the socket by path.
+/// A run of root put a directory with the socket of its server into the runtime directory of the
+/// user from whose environment it came, and changed the mode of the socket by path.
 #[test]
 fn a_run_of_root_uses_no_runtime_directory_of_another_user() {
     if !is_root() {
@@ -160,7 +161,8 @@ fn a_daemon_of_root_registers_in_no_directory_of_another_user() {
     assert_eq!(state(&theirs), before, "something was made or removed there");
 }
 
-/// The socket was removed by its path at the end: a link in place of the directory led to a socket of another server.
+/// The socket was removed by its path at the end: a link in place of the directory led to a socket
+/// of another server.
 #[test]
 fn the_end_of_a_server_removes_no_socket_of_another_one() {
     if !is_root() {

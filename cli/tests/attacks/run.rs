@@ -93,9 +93,10 @@ print('planted')";
 /// A shell command that prints the name of the node of `mem:/f`.
 const NODE: &str = "printf '%x-%x-0\\n' 0x$(stat -c %D mem:/f) $(stat -c %i mem:/f)";
 
-/// The name of the directory for the nodes of fifos consisted of the run's user and pid. An attacker could create it
-/// first, with links under the names of nodes, and have any file written as root: the failure of mkdir(2) was ignored,
-/// the failure of mknod(2) was taken for success, and the link was followed.
+/// The name of the directory for the nodes of fifos consisted of the run's user and pid. An
+/// attacker could create it first, with links under the names of nodes, and have any file written
+/// as root: the failure of mkdir(2) was ignored, the failure of mknod(2) was taken for success, and
+/// the link was followed.
 #[test]
 fn planted_directories_and_links_do_not_redirect_a_run() {
     if !can_attack() {

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::common::{TestPlace, eventually};
 
-/// A field of the status of every thread, proc_pid_status(5). The kernel's own workers of a ring are left out:
-/// they run no code of the process, and act with the credentials of the thread that submits.
+/// A field of the status of every thread, proc_pid_status(5). The kernel's own workers of a ring
+/// are left out: they run no code of the process, and act with the credentials of the thread that
+/// submits.
 fn fields(pid: i32, name: &str) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let status = |task: std::io::Result<fs::DirEntry>| {

@@ -96,9 +96,9 @@ fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
     }
 }
 
-// The write itself clears the bits, but until the next GETATTR the kernel would have executed the file by the old mode.
-// Before the write the kernel requests a mode without the bits, by a SETATTR in which no field is valid. That SETATTR
-// did nothing.
+// The write itself clears the bits, but until the next GETATTR the kernel would have executed the
+// file by the old mode. Before the write the kernel requests a mode without the bits, by a SETATTR
+// in which no field is valid. That SETATTR did nothing.
 #[test]
 fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
     let Some(place) = TestPlace::new_to_mount() else { return };

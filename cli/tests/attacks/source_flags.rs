@@ -131,15 +131,16 @@ fn mount_without_lists(path: &Path) {
     rustix::mount::mount("none", path, c"ramfs", flags, Some(c"mode=755")).unwrap();
 }
 
-/// Denies everything on `path` to the user [`NOBODY`], by an access list whose mask the mode shows as rights of a
-/// group.
+/// Denies everything on `path` to the user [`NOBODY`], by an access list whose mask the mode shows
+/// as rights of a group.
 fn deny_to_nobody(path: &Path) {
     let list = Command::new("setfacl").args(["-m", "u:65534:---,m:rwx"]).arg(path).status();
     assert!(list.unwrap().success());
 }
 
-// The support for access lists was checked at the root of the source alone: lists of a file system below a source
-// without them were ignored, and so were all lists with the profiles of Stackfs and with no_xattr.
+// The support for access lists was checked at the root of the source alone: lists of a file system
+// below a source without them were ignored, and so were all lists with the profiles of Stackfs and
+// with no_xattr.
 #[test]
 fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
     let Some(place) = TestPlace::new_to_mount() else { return };

@@ -123,8 +123,9 @@ fn a_former_owner_cannot_make_a_set_user_id_program() {
     place.expect_success(&["umount", "mnt"]);
 }
 
-/// The user has the file open from before root took it by chown(1) in the source. fchmod(2) and the like look nothing up, so that the
-/// kernel checked the owner that it had cached, however old that was, and the daemon did it with its own rights.
+/// The user has the file open from before root took it by chown(1) in the source. fchmod(2) and the
+/// like look nothing up, so that the kernel checked the owner that it had cached, however old that
+/// was, and the daemon did it with its own rights.
 #[test]
 fn a_former_owner_changes_no_file_by_a_descriptor() {
     let Some(place) = TestPlace::new_to_mount() else { return };

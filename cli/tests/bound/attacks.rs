@@ -110,7 +110,8 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
     }
 }
 
-/// A file system whose files have the number of another one, and which notifies of changes without end.
+/// A file system whose files have the number of another one, and which notifies of changes without
+/// end.
 struct HostileFileSystem {
     inner: Arc<MemoryFileSystem>,
     st_ino: u64,
@@ -192,8 +193,8 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
         while begun.elapsed() < LIMIT {
             assert_eq!(fs::read(mnt.join("two/victim")).unwrap(), b"two");
             fs::write(mnt.join("two/other"), "other").unwrap();
-            // A thread that waits for an answer receives the notifications of that time. The application may be given
-            // up.
+            // A thread that waits for an answer receives the notifications of that time. The
+            // application may be given up.
             let _ = fs::metadata(mnt.join("one/a"));
             notifiers += 1;
         }

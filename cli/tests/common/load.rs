@@ -1,4 +1,5 @@
-//! A program that knows which data it made durable, while the process that serves its files is killed.
+//! A program that knows which data it made durable, while the process that serves its files is
+//! killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -55,7 +56,8 @@ impl<'a> MountLoad<'a> {
         })
     }
 
-    /// Makes a call. `None` if it failed as calls may: its answer or its file was lost with a server.
+    /// Makes a call. `None` if it failed as calls may: its answer or its file was lost with a
+    /// server.
     fn call<T>(&mut self, what: &str, call: impl FnOnce() -> std::io::Result<T>) -> Option<T> {
         let begun = Instant::now();
         let outcome = call();

@@ -48,8 +48,8 @@ for name, value in lists.items():
     os.umask(0o22)
 "#;
 
-/// The umask was applied in addition to the ACL, so that files were not shared with the group. It was not applied to sockets
-/// below an ACL.
+/// The umask was applied in addition to the ACL, so that files were not shared with the group. It
+/// was not applied to sockets below an ACL.
 #[test]
 fn a_default_acl_replaces_the_umask_in_a_run() {
     let script = format!("python3 -c '{SCRIPT}'");

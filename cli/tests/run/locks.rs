@@ -63,8 +63,8 @@ fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
     super::compare_c("records", include_str!("records.c"), run_on_every_mount);
 }
 
-/// For a second, a program of a served directory saw what its child had replaced or removed: `[ -e f ]; rm f; [ -e f ]` in a
-/// shell was true twice.
+/// For a second, a program of a served directory saw what its child had replaced or removed:
+/// `[ -e f ]; rm f; [ -e f ]` in a shell was true twice.
 #[test]
 fn a_program_sees_the_changes_of_its_children_at_once() {
     let script = r#"
@@ -77,7 +77,8 @@ fn a_program_sees_the_changes_of_its_children_at_once() {
     run_on_every_mount("changes", &["bash"], script);
 }
 
-/// A directory within a path may hold for a second, but not after a change by another program of the run.
+/// A directory within a path may hold for a second, but not after a change by another program of
+/// the run.
 #[test]
 fn a_program_sees_at_once_what_others_of_the_run_do_to_directories() {
     let script = format!("{MAKE_LOOK}\npython3 look.py .");
@@ -103,7 +104,8 @@ fn a_program_sees_at_once_what_others_of_the_run_do_below_a_mount() {
     assert_eq!(look(&source, &mut run), native);
 }
 
-/// Makes a program that looks through directories which others change, in the directory of its argument.
+/// Makes a program that looks through directories which others change, in the directory of its
+/// argument.
 const MAKE_LOOK: &str = r#"
     mkdir -p d/e; echo old >d/e/f
     cat > look.py <<'END'

@@ -41,8 +41,8 @@ for s in serving:
     c, _ = s.accept(); c.sendall(b"inner"); c.close()
 "#;
 
-/// Each run had nodes of its own for the sockets and fifos of a passthrough: a program outside was refused by a socket that
-/// listened, and both ends of a fifo waited for ever.
+/// Each run had nodes of its own for the sockets and fifos of a passthrough: a program outside was
+/// refused by a socket that listened, and both ends of a fifo waited for ever.
 #[test]
 fn programs_inside_and_outside_meet_at_the_sockets_and_fifos_of_a_directory() {
     if !is_there("python3") {

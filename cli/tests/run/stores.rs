@@ -1,4 +1,5 @@
-//! Stores through mappings that the file system has no space for, and mappings of nothing but a server's memory.
+//! Stores through mappings that the file system has no space for, and mappings of nothing but a
+//! server's memory.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -20,8 +21,8 @@ const ALONE: [(&str, &str); 11] = [
     ("10", "told"),
 ];
 
-/// The store succeeded, munmap(2), close(2) and exit succeeded without a message, and the bytes were nowhere. With
-/// `--fork deny` msync(2) took a short write for all.
+/// The store succeeded, munmap(2), close(2) and exit succeeded without a message, and the bytes
+/// were nowhere. With `--fork deny` msync(2) took a short write for all.
 #[test]
 fn stores_that_find_no_space_end_their_program_or_fail_a_call() {
     compare_compiled(&[], "stores", include_str!("stores.c"), |_, _, program| {
@@ -54,8 +55,9 @@ fn stores_that_find_no_space_end_their_program_or_fail_a_call() {
     });
 }
 
-/// A private mapping was a copy: a page that was dropped became zeros, later writes were not seen, and each process
-/// had a copy of its own. A mapping beyond the end of a file was memory of the server.
+/// A private mapping was a copy: a page that was dropped became zeros, later writes were not seen,
+/// and each process had a copy of its own. A mapping beyond the end of a file was memory of the
+/// server.
 #[test]
 fn private_mappings_are_of_the_file_and_no_mapping_goes_beyond_its_end() {
     compare_c("private", include_str!("private.c"), |name, needs, script| {

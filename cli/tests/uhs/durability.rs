@@ -79,8 +79,8 @@ const TOLD: [(&str, SyncMethod); 3] = [
     }),
 ];
 
-/// sync(2) and syncfs(2) succeeded and made nothing durable, because Linux forwards them on mounts of the type fuseblk
-/// alone.
+/// sync(2) and syncfs(2) succeeded and made nothing durable, because Linux forwards them on mounts
+/// of the type fuseblk alone.
 #[test]
 fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
     let Some(place) = with_image() else { return };
@@ -245,8 +245,8 @@ if sys.argv[2] == 'copy': os.copy_file_range(source, file, 8192, 0)
 else: os.posix_fallocate(file, 0, 8192)
 ";
 
-/// The kernel syncs what write(2) has changed in a file with O_SYNC or O_DSYNC. It leaves copies and allocations to the file system,
-/// of which nothing was durable.
+/// The kernel syncs what write(2) has changed in a file with O_SYNC or O_DSYNC. It leaves copies
+/// and allocations to the file system, of which nothing was durable.
 #[test]
 fn copies_to_and_allocations_of_a_file_with_o_sync_are_durable() {
     let Some(place) = with_image() else { return };
@@ -313,8 +313,8 @@ fn snapshot(place: &TestPlace) -> u64 {
     shown["superblocks"][0]["snapshot"].as_u64().unwrap()
 }
 
-// Threads of signals and of the control socket kept the file system until the process was gone: a mount that was ended properly
-// was read as after a power failure.
+// Threads of signals and of the control socket kept the file system until the process was gone: a
+// mount that was ended properly was read as after a power failure.
 #[test]
 fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
     let Some(place) = with_image() else { return };

@@ -32,7 +32,8 @@ fn count_opens(path: &Path, run: impl FnOnce()) -> usize {
     std::iter::from_fn(|| events.next().ok().map(drop)).count()
 }
 
-/// A signal while space is allocated. Nothing is left but what was there before. SIGTERM and SIGHUP left half an image.
+/// A signal while space is allocated. Nothing is left but what was there before. SIGTERM and SIGHUP
+/// left half an image.
 #[test]
 fn a_signal_ends_mkfs_and_removes_the_new_image() {
     let Some(place) = TestPlace::new_to_mount() else { return };
@@ -77,8 +78,8 @@ fn a_second_ctrl_c_kills_at_once() {
     assert_eq!(ended.unwrap().signal(), Some(Signal::INT.as_raw()));
 }
 
-/// A stranger who may rename the image could else show one file to the checks, and another one to what
-/// follows.
+/// A stranger who may rename the image could else show one file to the checks, and another one to
+/// what follows.
 #[test]
 fn the_path_of_an_image_is_followed_once() {
     let Some(place) = with_image() else { return };

@@ -1,7 +1,9 @@
-//! Measures operations on a device of a manager: in the process of the application that has the device, and from
-//! another process through the manager, while the manager has the device and while the application does.
+//! Measures operations on a device of a manager: in the process of the application that has the
+//! device, and from another process through the manager, while the manager has the device and while
+//! the application does.
 //!
-//! `bound_cost SOCKET /DEVICE` needs a running `defuse manager`, and makes a file `measured` in the root of the device.
+//! `bound_cost SOCKET /DEVICE` needs a running `defuse manager`, and makes a file `measured` in the
+//! root of the device.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

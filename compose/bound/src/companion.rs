@@ -31,9 +31,9 @@ type DevicePlace = (PathBuf, String);
 /// The devices that this process has.
 static LIVING: Mutex<Vec<Weak<CompanionShared>>> = Mutex::new(Vec::new());
 
-/// Gives all devices back that this process has bound, before it ends: others use them no more, and the manager opens each when
-/// this process has ended. A program calls it whose file systems are not dropped at its end. One that another thread drops at this
-/// moment is waited for.
+/// Gives all devices back that this process has bound, before it ends: others use them no more, and
+/// the manager opens each when this process has ended. A program calls it whose file systems are
+/// not dropped at its end. One that another thread drops at this moment is waited for.
 pub fn give_back_all() {
     let living: Vec<_> = lock(&LIVING).drain(..).collect();
     for one in living.iter().filter_map(Weak::upgrade) {
@@ -102,7 +102,8 @@ impl DeviceCompanion {
         Ok(DeviceCompanion(shared))
     }
 
-    /// Ends the service, and begins to close the device. Afterwards no other process uses the file system.
+    /// Ends the service, and begins to close the device. Afterwards no other process uses the file
+    /// system.
     pub(crate) fn part(&self) {
         *lock(&self.0.close) = CloseState::Begun;
         self.0.part();
@@ -336,8 +337,9 @@ mod tests {
 
     use super::*;
 
-    /// The end of a run gave a device back on one thread while another one did, found nothing to wait for, and ended the process: the calls of
-    /// others got EIO, and the manager reported a loss.
+    /// The end of a run gave a device back on one thread while another one did, found nothing to
+    /// wait for, and ended the process: the calls of others got EIO, and the manager reported a
+    /// loss.
     #[test]
     fn a_second_thread_that_gives_a_device_back_waits_for_the_first() {
         let shared = Arc::new(CompanionShared {

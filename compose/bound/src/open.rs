@@ -73,8 +73,9 @@ impl BoundDevice {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Busy`] if another application has the device, and [`SourceOpenError::Failed`] if this user
-    /// may not take it, or it cannot be opened; the manager then gets the device back.
+    /// [`SourceOpenError::Busy`] if another application has the device, and
+    /// [`SourceOpenError::Failed`] if this user may not take it, or it cannot be opened; the
+    /// manager then gets the device back.
     pub fn take(
         socket: &Path,
         device: &str,
@@ -106,8 +107,8 @@ impl BoundDevice {
 impl FileSystem for BoundDevice {
     delegate!(to inner, except caps);
 
-    /// Others change it through the manager, which notifies frontends as each of them needs. All clients share the
-    /// locks.
+    /// Others change it through the manager, which notifies frontends as each of them needs. All
+    /// clients share the locks.
     fn caps(&self) -> Caps {
         let inner = self.inner.caps();
         Caps { exclusive: false, locks: LockSupport::FileSystem, of_one_process: true, ..inner }
@@ -138,7 +139,8 @@ fn request_error(socket: &Path, device: &str, errno: Errno) -> SourceOpenError {
     ))
 }
 
-/// The answer of a manager that gives a device: the source with its options, and the socket to serve on.
+/// The answer of a manager that gives a device: the source with its options, and the socket to
+/// serve on.
 pub(crate) struct DeviceGrant {
     source: String,
     options: Vec<String>,

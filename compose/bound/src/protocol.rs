@@ -1,7 +1,8 @@
 //! The messages between an application and the manager of the device that it binds.
 //!
-//! A message is one packet of a `SOCK_SEQPACKET` socket: words with a NUL between them, up to 4 KiB. One message has a
-//! descriptor beside it. Both sides check what they receive, and end the connection where it makes no sense.
+//! A message is one packet of a `SOCK_SEQPACKET` socket: words with a NUL between them, up to 4
+//! KiB. One message has a descriptor beside it. Both sides check what they receive, and end the
+//! connection where it makes no sense.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,7 +26,8 @@ const LONGEST: usize = 4096;
 pub enum ApplicationMessage {
     /// The first one: gives the device at this path of the manager's tree.
     Take(String),
-    /// The first one of an application that has the device open, after another manager ended or gave it up.
+    /// The first one of an application that has the device open, after another manager ended or
+    /// gave it up.
     Keep(String),
     /// The device is open, and its file system is served on the socket that came with the grant.
     Serving,
@@ -44,7 +46,8 @@ pub enum ManagerMessage {
         source: String,
         /// Its options.
         options: Vec<String>,
-        /// The socket on which the application serves. The manager makes it, so that no application has the other end.
+        /// The socket on which the application serves. The manager makes it, so that no application
+        /// has the other end.
         socket: OwnedFd,
     },
     /// The application does not get the device.
@@ -118,7 +121,8 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and errors of recvmsg(2).
+    /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and
+    /// errors of recvmsg(2).
     pub fn next_ask(&self, patience: Duration) -> Result<Option<ApplicationMessage>> {
         let Some((message, _)) = self.receive(patience)? else { return Ok(None) };
         decode_request(&message).map(Some).ok_or(Errno::EPROTO)

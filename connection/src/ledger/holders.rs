@@ -11,7 +11,8 @@ use crate::usage::LockKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockHolder {
     key: LockKey,
-    /// The process that took it, by the number that the client used; 0 if that is not known any more.
+    /// The process that took it, by the number that the client used; 0 if that is not known any
+    /// more.
     pub(crate) pid: u32,
     /// The open file that owns the lock; `None` for a record lock of a process.
     open: Option<Fh>,
@@ -37,11 +38,12 @@ impl LockHolder {
 }
 
 impl ConnectionLedger {
-    /// The locks on `ino` that stand against `request`, whose owner is named as the file system knows it.
+    /// The locks on `ino` that stand against `request`, whose owner is named as the file system
+    /// knows it.
     ///
-    /// A child or the next program can have an open file with a lock that another connection, which has ended, took.
-    /// The range and type of such a lock are not known then. Only an flock(2) lock is known, against an exclusive
-    /// request.
+    /// A child or the next program can have an open file with a lock that another connection, which
+    /// has ended, took. The range and type of such a lock are not known then. Only an flock(2) lock
+    /// is known, against an exclusive request.
     pub(crate) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<LockHolder> {
         let own = self.owner(request.owner);
         let requested = LockRequest { owner: own, ..*request };
@@ -67,7 +69,8 @@ impl ConnectionLedger {
         holders
     }
 
-    /// Releases the lock, in all connections that share it. False if it has been released meanwhile.
+    /// Releases the lock, in all connections that share it. False if it has been released
+    /// meanwhile.
     pub(crate) fn lose(&self, fs: &dyn FileSystem, holder: &LockHolder) -> bool {
         let (ino, kind, owner) = holder.key;
         let (mut mine, mut family) = self.shard(ino);

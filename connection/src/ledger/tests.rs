@@ -101,8 +101,8 @@ fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_wit
     );
 }
 
-/// RELEASE was answered without a waiting caller: a program that closed the file and then requested the lock did not
-/// get it.
+/// RELEASE was answered without a waiting caller: a program that closed the file and then requested
+/// the lock did not get it.
 #[test]
 fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     let parent = ConnectionLedger::default();
@@ -120,8 +120,8 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     );
 }
 
-/// The owner of a lock was passed on as the client named it, so that a client that guessed the owner of another
-/// client's lock could drop the lock.
+/// The owner of a lock was passed on as the client named it, so that a client that guessed the
+/// owner of another client's lock could drop the lock.
 #[test]
 fn owners_of_locks_of_two_clients_are_never_the_same() {
     let (one, other) = (ConnectionLedger::default(), ConnectionLedger::default());
@@ -173,8 +173,8 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     assert_eq!(successor.remove_lookups(file.ino, 1), 1);
 }
 
-/// TAKE_OVER believed the access mode in the request: a program of another user wrote to a file that it had inherited
-/// open for reading.
+/// TAKE_OVER believed the access mode in the request: a program of another user wrote to a file
+/// that it had inherited open for reading.
 #[test]
 fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     let before = Arc::new(ConnectionLedger::default());

@@ -138,7 +138,8 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
         assert_eq!([waiter.calls(), other.calls()], [Ok(()), Ok(())]);
         let lost = |client: &TestClient| client.connection.holdings().locks_lost;
         assert_eq!([lost(&holder), lost(&waiter), scene.service.locks_lost()], [1, 0, 1]);
-        // It may wait for the lock like every client, and its end releases no lock of the other one.
+        // It may wait for the lock like every client, and its end releases no lock of the other
+        // one.
         let again = holder.wait(kind, LockType::Write);
         holder.connection.close();
         let next = other.wait(kind, LockType::Write);
@@ -206,8 +207,9 @@ fn a_lock_that_a_running_process_shares_stays() {
     assert_eq!(fetched, Err(Errno::EIO));
 }
 
-/// A client itself names the process that calls. If it names a stopped process of another user, that process must not
-/// decide about its lock; and a kernel that acts for many processes has no single one.
+/// A client itself names the process that calls. If it names a stopped process of another user,
+/// that process must not decide about its lock; and a kernel that acts for many processes has no
+/// single one.
 #[test]
 fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, true)]);
@@ -228,8 +230,8 @@ fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
     }
 }
 
-/// The message named the file after a search through up to 100,000 names, in the server, each time that a user
-/// stopped a process of their own that had a lock.
+/// The message named the file after a search through up to 100,000 names, in the server, each time
+/// that a user stopped a process of their own that had a lock.
 #[test]
 fn a_released_lock_causes_no_search_and_the_message_has_the_path_of_the_file() {
     let mut scene = StoppedScene::new(&[(1, true), (2, false)]);

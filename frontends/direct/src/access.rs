@@ -120,7 +120,8 @@ pub(crate) fn owns(attr: &Attr, who: &TaskCredentials) -> bool {
     posix::owns(who, attr)
 }
 
-/// Lets the owner of a name or of the directory remove it from a sticky directory: `EPERM` for others.
+/// Lets the owner of a name or of the directory remove it from a sticky directory: `EPERM` for
+/// others.
 pub(crate) fn check_sticky(dir: &Attr, child: &Attr, who: &TaskCredentials) -> Result<()> {
     if posix::may_remove(who, dir, child) { Ok(()) } else { Err(Errno::EPERM) }
 }

@@ -22,7 +22,8 @@ use crate::task::ClientTask;
 /// read. A write answers with its memory, if the file system has given it back.
 type AsyncAnswer = (Result<usize, Errno>, Buffer);
 
-/// Called once, from any thread, with the result and the data read, or the memory of a write, which may be empty.
+/// Called once, from any thread, with the result and the data read, or the memory of a write, which
+/// may be empty.
 pub type AsyncCallback = Box<dyn FnOnce(Result<usize, Errno>, Buffer) + Send>;
 
 enum AsyncState {
@@ -257,7 +258,8 @@ impl DirectClient {
         self.start_read_then(task, file, (len, offset), None)
     }
 
-    /// Like [`start_read`](DirectClient::start_read), but calls `callback` with the reply, if there is a callback.
+    /// Like [`start_read`](DirectClient::start_read), but calls `callback` with the reply, if there
+    /// is a callback.
     pub fn start_read_then(
         &self,
         task: &ClientTask,
@@ -313,7 +315,8 @@ impl DirectClient {
         self.start_write_then(task, file, (bytes, offset), None)
     }
 
-    /// Like [`start_write`](DirectClient::start_write), but calls `callback` with the reply, if there is a callback.
+    /// Like [`start_write`](DirectClient::start_write), but calls `callback` with the reply, if
+    /// there is a callback.
     pub fn start_write_then(
         &self,
         task: &ClientTask,
@@ -422,7 +425,8 @@ pub(crate) struct OperationEnd {
     pub file: Option<Arc<FileDescription>>,
 }
 
-/// An operation that is not submitted yet. `memory` is the data of a write, or the memory of a read.
+/// An operation that is not submitted yet. `memory` is the data of a write, or the memory of a
+/// read.
 pub(crate) fn prepare(
     task: &ClientTask,
     mount: &ClientMount,
@@ -485,8 +489,8 @@ fn begin(
     (PendingOperation { shared }, Box::new(operation))
 }
 
-/// Reads from a file system that requires data operations to be submitted. It costs one more copy, because the
-/// operation may outlive the call.
+/// Reads from a file system that requires data operations to be submitted. It costs one more copy,
+/// because the operation may outlive the call.
 pub(crate) fn read_now(
     task: &ClientTask,
     file: &FileDescription,

@@ -108,8 +108,9 @@ impl DirectClient {
         self.fstat_with(task, file, true)
     }
 
-    /// Returns attributes of an open file like [`fstat`](DirectClient::fstat). Unless `birth` is set, the time of
-    /// creation may be missing, which saves a request if only this time is unknown.
+    /// Returns attributes of an open file like [`fstat`](DirectClient::fstat). Unless `birth` is
+    /// set, the time of creation may be missing, which saves a request if only this time is
+    /// unknown.
     pub fn fstat_with(
         &self,
         task: &ClientTask,
@@ -314,7 +315,8 @@ impl DirectClient {
         Ok(set_attr(found, fh, &set, who)?)
     }
 
-    /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as documented in the manual page.
+    /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as documented in the
+    /// manual page.
     pub fn utimens(
         &self,
         task: &ClientTask,
@@ -437,9 +439,10 @@ fn attr_handle(file: &FileDescription) -> Option<Fh> {
     file.fh().filter(|_| file.writes() && file.kind != FileKind::Directory)
 }
 
-/// True if the change of the owner would be invisible: the file has this owner, no set-id bits and no capability that
-/// it would lose, and its time of change is within this tick of the kernel's clock. Archivers set the owner of each
-/// file that they have just written to the owner that it already has.
+/// True if the change of the owner would be invisible: the file has this owner, no set-id bits and
+/// no capability that it would lose, and its time of change is within this tick of the kernel's
+/// clock. Archivers set the owner of each file that they have just written to the owner that it
+/// already has.
 fn is_invisible_change(found: &CallTarget<'_>, owner: NewOwner) -> bool {
     // A capability matters only to a file that is executed.
     const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
@@ -452,7 +455,8 @@ fn is_invisible_change(found: &CallTarget<'_>, owner: NewOwner) -> bool {
         })
 }
 
-/// True if the kernel, whose times of changes are the ticks of its clock, would give a file this time now.
+/// True if the kernel, whose times of changes are the ticks of its clock, would give a file this
+/// time now.
 fn is_in_this_tick(time: Timestamp) -> bool {
     let tick = clock_gettime(ClockId::RealtimeCoarse);
     let tick = Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 };

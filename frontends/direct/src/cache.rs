@@ -22,7 +22,8 @@ pub(crate) enum CachedLookup {
     Missing,
 }
 
-/// The version of a shard before a lookup. [`DentryCache::keep`] needs it to detect removals since then.
+/// The version of a shard before a lookup. [`DentryCache::keep`] needs it to detect removals since
+/// then.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupTicket {
     version: u64,
@@ -49,12 +50,14 @@ struct DentryShard {
 #[derive(Default)]
 struct DentryTable {
     names: HashTable<Dentry>,
-    /// The hashes of names that calls of this process are changing, once for each call. Answers about them are not kept.
+    /// The hashes of names that calls of this process are changing, once for each call. Answers
+    /// about them are not kept.
     changing: Vec<u64>,
 }
 
-/// A call that changes a name, from before the call of the file system to the end of this value. Another thread may see the change as soon
-/// as the file system has made it. From then on no thread may find an older answer, which a lookup has received before.
+/// A call that changes a name, from before the call of the file system to the end of this value.
+/// Another thread may see the change as soon as the file system has made it. From then on no thread
+/// may find an older answer, which a lookup has received before.
 pub(crate) struct NameChange<'a> {
     shard: &'a DentryShard,
     hash: u64,
@@ -80,8 +83,8 @@ pub(crate) struct DentryCache {
 }
 
 impl DentryCache {
-    /// Creates a cache of at most `limit` names, whose lifetime `fresh` decides, and the lifetime of directories
-    /// `holds`.
+    /// Creates a cache of at most `limit` names, whose lifetime `fresh` decides, and the lifetime
+    /// of directories `holds`.
     pub(crate) fn new(limit: usize, fresh: ChangeTracker, holds: Option<DirectoryHold>) -> Self {
         let shards = array::from_fn(|_| DentryShard::default());
         let per_shard = limit.div_ceil(SHARDS);
@@ -126,7 +129,8 @@ impl DentryCache {
         LookupTicket { version, moment: self.fresh.current_moment() }
     }
 
-    /// Begins a change of a name. Call this before the file system makes it. `None` if the cache keeps nothing.
+    /// Begins a change of a name. Call this before the file system makes it. `None` if the cache
+    /// keeps nothing.
     pub(crate) fn change(&self, parent: Ino, name: &[u8]) -> Option<NameChange<'_>> {
         if self.is_off() {
             return None;
@@ -138,8 +142,8 @@ impl DentryCache {
         Some(NameChange { shard, hash })
     }
 
-    /// Caches an answer. If the shard has had a removal since the ticket was taken, or the name is being changed, the answer may be
-    /// outdated and is not cached.
+    /// Caches an answer. If the shard has had a removal since the ticket was taken, or the name is
+    /// being changed, the answer may be outdated and is not cached.
     pub(crate) fn keep(
         &self,
         ticket: LookupTicket,
@@ -208,7 +212,8 @@ impl DentryCache {
         }
     }
 
-    /// Removes all names that lead to one of `inodes`, and the passed directories among these inodes.
+    /// Removes all names that lead to one of `inodes`, and the passed directories among these
+    /// inodes.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
         self.passed.prune(inodes);
         for shard in &self.shards {
@@ -260,8 +265,9 @@ mod tests {
         matches!(cache.get(Ino::ROOT, b"name"), Some(CachedLookup::Missing))
     }
 
-    /// A thread that had seen a directory, which another thread was making, found it missing afterwards: a third one had looked it up
-    /// before, and its answer was kept until the end of mkdir.
+    /// A thread that had seen a directory, which another thread was making, found it missing
+    /// afterwards: a third one had looked it up before, and its answer was kept until the end of
+    /// mkdir.
     #[test]
     fn no_answer_about_a_name_is_kept_while_it_changes() {
         let cache = DentryCache::new(1024, ChangeTracker::default(), None);

@@ -28,7 +28,8 @@ pub(crate) struct CallTarget<'a> {
     opened: Option<UncheckedOpen>,
 }
 
-/// A file that was opened before the permission to do so was checked. It is released unless it is taken.
+/// A file that was opened before the permission to do so was checked. It is released unless it is
+/// taken.
 pub(crate) struct UncheckedOpen {
     mount: Arc<ClientMount>,
     caller: Caller,
@@ -84,7 +85,8 @@ impl<'a> CallTarget<'a> {
         CallTarget::with_node(&here.mount, Arc::clone(&here.node))
     }
 
-    /// Returns an inode with a node, and its attributes if they have just arrived from the file system.
+    /// Returns an inode with a node, and its attributes if they have just arrived from the file
+    /// system.
     pub fn from_node_with_attr(here: &'a MountedInode, known_attr: Option<Attr>) -> Self {
         CallTarget::with_parts(&here.mount, Arc::clone(&here.node), known_attr, None)
     }

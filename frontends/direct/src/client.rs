@@ -24,10 +24,11 @@ pub struct ClientOptions {
     /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
     /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
-    /// Counts changes that may make a path lead to another directory. The embedding program counts symlink(2),
-    /// link(2), rename(2) and rmdir(2) of the kernel's name space, after the call, and the client counts such changes
-    /// of its mounts. Directories are then looked up once a second and after each change; with `None` (the default)
-    /// they are looked up for each path. All processes that share the counter see the changes of each other at once.
+    /// Counts changes that may make a path lead to another directory. The embedding program counts
+    /// symlink(2), link(2), rename(2) and rmdir(2) of the kernel's name space, after the call, and
+    /// the client counts such changes of its mounts. Directories are then looked up once a second
+    /// and after each change; with `None` (the default) they are looked up for each path. All
+    /// processes that share the counter see the changes of each other at once.
     pub path_changes: Option<&'static AtomicU32>,
     /// Memory for the shared state of open files; `None` (the default) uses the heap.
     pub arena: Option<Arc<dyn CellArena>>,
@@ -52,9 +53,10 @@ pub struct ClientMountArgs {
     pub cached_names: usize,
     /// Name of the source, shown in lists of mounts.
     pub source: String,
-    /// Names and rights of directories within a path are looked up again only after this time, and after a change
-    /// that [`ClientOptions::path_changes`] counts. Without that counter this has no effect. It is meant for file
-    /// systems whose names hold for no time because others may change them. Default 0: for each path.
+    /// Names and rights of directories within a path are looked up again only after this time, and
+    /// after a change that [`ClientOptions::path_changes`] counts. Without that counter this has no
+    /// effect. It is meant for file systems whose names hold for no time because others may change
+    /// them. Default 0: for each path.
     pub directories_hold: Duration,
 }
 
@@ -203,16 +205,16 @@ impl DirectClient {
         self.mounts.load().iter().map(info).collect()
     }
 
-    /// Notifies all file systems that a thread of this process is about to drop its privileges. They then need no
-    /// privileges any more, not even for open files.
+    /// Notifies all file systems that a thread of this process is about to drop its privileges.
+    /// They then need no privileges any more, not even for open files.
     pub fn prepare_privilege_drop(&self) {
         for mount in self.mounts.load().iter() {
             mount.notify_lifecycle(|lifecycle| lifecycle.prepare_privilege_drop());
         }
     }
 
-    /// Releases memory that the mounts and their file systems keep only for speed, for a process that is short of
-    /// memory.
+    /// Releases memory that the mounts and their file systems keep only for speed, for a process
+    /// that is short of memory.
     pub fn release_memory(&self) {
         for mount in self.mounts.load().iter() {
             mount.release_memory();
@@ -249,7 +251,8 @@ impl DirectClient {
         self.options.kernel_links
     }
 
-    /// Returns the directories that are no links, with the counter of changes; `None` if changes are not counted.
+    /// Returns the directories that are no links, with the counter of changes; `None` if changes
+    /// are not counted.
     pub(crate) fn known_directories(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
         Some((&self.known_dirs, self.options.path_changes?))
     }

@@ -42,8 +42,8 @@ impl DirectClient {
         }
     }
 
-    /// The path of a directory that is or was the working directory. Fails with `ENOENT` if it was removed. In a mount, this
-    /// looks for the name of each directory up to the root of the mount.
+    /// The path of a directory that is or was the working directory. Fails with `ENOENT` if it was
+    /// removed. In a mount, this looks for the name of each directory up to the root of the mount.
     pub fn path_of_work_dir(&self, task: &ClientTask, dir: &WorkDir) -> defuse_fs::Result<Vec<u8>> {
         match dir {
             WorkDir::Outside(path) => Ok(path.clone()),

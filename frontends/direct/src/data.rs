@@ -66,8 +66,8 @@ impl IoFlags {
 }
 
 impl ClientMount {
-    /// Like [`ClientMount::call`], for data: every call is counted, but only some are timed, because
-    /// reading the clock would cost more than the rest of the client.
+    /// Like [`ClientMount::call`], for data: every call is counted, but only some are timed,
+    /// because reading the clock would cost more than the rest of the client.
     #[inline]
     pub(crate) fn move_data(
         &self,
@@ -629,8 +629,8 @@ pub(crate) fn sync_changed(
     Ok(())
 }
 
-/// Makes changes durable by `op`, which moves no data. A file system without the operation has nothing
-/// to do.
+/// Makes changes durable by `op`, which moves no data. A file system without the operation has
+/// nothing to do.
 fn sync(task: &ClientTask, file: &FileDescription, op: IoOp) -> Result<(), Errno> {
     let mount = file.mount();
     if mount.caps().submits {

@@ -191,14 +191,15 @@ impl FileDescription {
         self.backing.as_ref()
     }
 
-    /// True if the kernel may change the file through the [`backing`](FileDescription::backing) descriptor, attributes and size as well as data
-    /// ([`defuse_fs::native`]). It is open for writing, so that its mount is not read-only.
+    /// True if the kernel may change the file through the [`backing`](FileDescription::backing)
+    /// descriptor, attributes and size as well as data ([`defuse_fs::native`]). It is open for
+    /// writing, so that its mount is not read-only.
     pub fn is_backed_by_file_itself(&self) -> bool {
         self.native.as_ref().is_some_and(NativeFile::has_attributes) && self.writes()
     }
 
-    /// True if the file is open for reading. The access mode 3 requires both permissions and allows neither access,
-    /// open(2).
+    /// True if the file is open for reading. The access mode 3 requires both permissions and allows
+    /// neither access, open(2).
     #[inline]
     pub(crate) fn reads(&self) -> bool {
         matches!(self.access, 0 | OpenFlags::RDWR)
@@ -210,13 +211,14 @@ impl FileDescription {
         matches!(self.access, OpenFlags::WRONLY | OpenFlags::RDWR)
     }
 
-    /// Takes the descriptor of a native file that is for the program, if the file system gave one ([`defuse_fs::native`]).
+    /// Takes the descriptor of a native file that is for the program, if the file system gave one
+    /// ([`defuse_fs::native`]).
     pub fn take_descriptor(&self) -> Option<OwnedFd> {
         self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The open file of the lower file system, if the file system gave one (`DescriptorFile::lower`). Used
-    /// for mappings, and for locks that belong to the open file.
+    /// The open file of the lower file system, if the file system gave one
+    /// (`DescriptorFile::lower`). Used for mappings, and for locks that belong to the open file.
     pub fn lower(&self) -> Option<&Arc<OwnedFd>> {
         self.lower.as_ref()
     }
@@ -273,14 +275,15 @@ impl FileDescription {
         OpenFlags(self.cells().flags.load(Ordering::Relaxed) & !LOCKED)
     }
 
-    /// Records that a lock was or will be taken through this open file, by any process that shares it.
+    /// Records that a lock was or will be taken through this open file, by any process that shares
+    /// it.
     pub(crate) fn record_lock(&self) {
         self.here.mount.has_locked.store(true, Ordering::Relaxed);
         self.cells().flags.fetch_or(LOCKED, Ordering::Relaxed);
     }
 
-    /// True if closing the file may have to end locks that the file system keeps: the record locks of this process,
-    /// or the locks of the open file, which another process may have taken.
+    /// True if closing the file may have to end locks that the file system keeps: the record locks
+    /// of this process, or the locks of the open file, which another process may have taken.
     pub(crate) fn may_hold_locks(&self) -> bool {
         let mount = &self.here.mount;
         let is_locked = self.cells().flags.load(Ordering::Relaxed) & LOCKED != 0;

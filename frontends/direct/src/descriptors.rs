@@ -95,8 +95,8 @@ impl DescriptorTable {
     }
 
     /// Assigns the number `fd` to `file`, like dup2(2). Returns the open file that had the number,
-    /// which the caller must [close](FileDescription::close). Fails with `EBADF` if the number is out
-    /// of range.
+    /// which the caller must [close](FileDescription::close). Fails with `EBADF` if the number is
+    /// out of range.
     pub fn replace(
         &self,
         fd: i32,
@@ -111,8 +111,8 @@ impl DescriptorTable {
         Ok(slot.file.swap(Some(file)))
     }
 
-    /// Frees a number. Returns its open file, which the caller must [close](FileDescription::close).
-    /// Fails with `EBADF`.
+    /// Frees a number. Returns its open file, which the caller must
+    /// [close](FileDescription::close). Fails with `EBADF`.
     pub fn remove(&self, fd: i32) -> Result<Arc<FileDescription>, Errno> {
         let number = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         let mut free = lock(&self.free);

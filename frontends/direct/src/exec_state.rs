@@ -1,9 +1,10 @@
-//! The execution state: open files and directories that the next program of a process gets at execve(2).
+//! The execution state: open files and directories that the next program of a process gets at
+//! execve(2).
 //!
 //! Some of them cannot be found again by name, so they keep the numbers that the file system
 //! assigned. The file system must treat the next program as the same client, for example because
-//! the next program gets the connection to its server, too. Lookup counts and handles are transferred
-//! unchanged.
+//! the next program gets the connection to its server, too. Lookup counts and handles are
+//! transferred unchanged.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,12 +95,14 @@ impl DirectClient {
         task.set_cwd(WorkDir::Inside(HeldDirectory::new(adopt(mount, ino, FileKind::Directory))));
     }
 
-    /// Returns the next id of an open file. No open file of this process has this id or a higher one.
+    /// Returns the next id of an open file. No open file of this process has this id or a higher
+    /// one.
     pub fn next_file_id(&self) -> u64 {
         NEXT_ID.load(Ordering::Relaxed)
     }
 
-    /// Sets the next id of an open file, so that ids continue after the ids of the previous program.
+    /// Sets the next id of an open file, so that ids continue after the ids of the previous
+    /// program.
     pub fn set_next_file_id(&self, next: u64) {
         NEXT_ID.fetch_max(next, Ordering::Relaxed);
     }

@@ -63,8 +63,8 @@ pub(crate) fn may_lead_in(table: &ClientMountTable, path: &[u8], links: bool) ->
     table.has_paths() && (links || table.has_mount_below(path) || path.is_empty())
 }
 
-/// Looks up `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
-/// that need no lookup, with the counter of changes
+/// Looks up `path`. Links of /proc are not followed, because they do not refer to a path. `known`
+/// has directories that need no lookup, with the counter of changes
 /// ([`ClientOptions::path_changes`](crate::ClientOptions::path_changes)).
 pub(crate) fn follow(
     table: &ClientMountTable,

@@ -2,13 +2,14 @@
 //!
 //! This crate implements everything POSIX-like *inside* of mounts: a table of mounts by path and by
 //! name ([`DirectClient`]), path walks that follow symbolic links and cross mounts, open files with
-//! shared offsets ([`FileDescription`]), a cache of names and attributes, the permission checks of the
-//! kernel, locks, and directory streams. Data transfers take no global lock and allocate nothing.
+//! shared offsets ([`FileDescription`]), a cache of names and attributes, the permission checks of
+//! the kernel, locks, and directory streams. Data transfers take no global lock and allocate
+//! nothing.
 //!
 //! It neither replaces symbols of the C library nor owns kernel descriptors. The caller supplies
-//! credentials, working directory and umask ([`ClientTask`]), and assigns descriptor numbers, for example
-//! with [`DescriptorTable`]. For a path outside of all mounts, a call returns [`CallError::Outside`] with
-//! the path at which the kernel must continue.
+//! credentials, working directory and umask ([`ClientTask`]), and assigns descriptor numbers, for
+//! example with [`DescriptorTable`]. For a path outside of all mounts, a call returns
+//! [`CallError::Outside`] with the path at which the kernel must continue.
 //!
 //! The rules come from the manual pages of the calls, path_resolution(7), acl(5) and
 //! credentials(7). Where these are silent, they follow fs/namei.c, fs/attr.c and fs/open.c of

@@ -9,7 +9,8 @@ use defuse_process::ProcessOwner;
 
 use crate::node::{expiry, now_ns};
 
-/// The versions of one file system, if it has any, and the changes of which it has notified the client.
+/// The versions of one file system, if it has any, and the changes of which it has notified the
+/// client.
 #[derive(Clone, Default)]
 pub(crate) struct ChangeTracker(Arc<ChangeRecord>);
 
@@ -114,8 +115,8 @@ impl ChangeTracker {
         self.0.epoch.load(SeqCst)
     }
 
-    /// Returns the lifetime of a name that was answered after `moment`; otherwise `valid_for`. `None` if the name
-    /// must not be cached.
+    /// Returns the lifetime of a name that was answered after `moment`; otherwise `valid_for`.
+    /// `None` if the name must not be cached.
     pub(crate) fn name(
         &self,
         moment: CallMoment,
@@ -150,8 +151,8 @@ impl ChangeTracker {
             Some(InodeVersions { attributes, rights, until, has_birth })
         };
         self.read_unchanged(moment, of_inode).or_else(|| {
-            // The reply to a lookup may be older than a change of which the file system notified the client
-            // meanwhile.
+            // The reply to a lookup may be older than a change of which the file system notified
+            // the client meanwhile.
             let current = self.0.changes.load(SeqCst) == moment.changes;
             if current { compute_validity(attr.valid_for) } else { None }
         })

@@ -52,8 +52,8 @@ impl LinkProtection {
         if own { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// Other users than the owner may link only a regular file without privileges that they can read
-    /// and write (`may_linkat()` in fs/namei.c).
+    /// Other users than the owner may link only a regular file without privileges that they can
+    /// read and write (`may_linkat()` in fs/namei.c).
     pub(crate) fn check_source(
         self,
         source: &MountedInode,

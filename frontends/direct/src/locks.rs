@@ -45,9 +45,9 @@ impl DirectClient {
         })?)
     }
 
-    /// Sets a lock and waits for conflicting locks to end. [`PendingOperation::wait`] returns the answer.
-    /// [`PendingOperation::cancel`] ends the wait with `EINTR`, as a signal does. Fails with `EDEADLK` if
-    /// the wait would be a deadlock.
+    /// Sets a lock and waits for conflicting locks to end. [`PendingOperation::wait`] returns the
+    /// answer. [`PendingOperation::cancel`] ends the wait with `EINTR`, as a signal does. Fails
+    /// with `EDEADLK` if the wait would be a deadlock.
     pub fn wait_for_lock(
         &self,
         task: &ClientTask,
@@ -58,8 +58,8 @@ impl DirectClient {
         self.wait_for_lock_then(task, file, family, lock, None)
     }
 
-    /// Like [`wait_for_lock`](DirectClient::wait_for_lock), but calls `callback` with the reply, if there is a
-    /// callback.
+    /// Like [`wait_for_lock`](DirectClient::wait_for_lock), but calls `callback` with the reply, if
+    /// there is a callback.
     pub fn wait_for_lock_then(
         &self,
         task: &ClientTask,

@@ -48,7 +48,8 @@ pub(crate) enum ReachedAttributes {
     Nothing,
     /// The attributes have just arrived from the file system.
     Now(Attr),
-    /// The attributes of a directory that was passed lately, which are good enough for permission checks.
+    /// The attributes of a directory that was passed lately, which are good enough for permission
+    /// checks.
     Lately(Attr),
 }
 
@@ -177,8 +178,8 @@ impl ClientMount {
         &self.core.recorder
     }
 
-    /// The statistics so far, with the number of cached names and of users as gauges, and the figures of the
-    /// file system.
+    /// The statistics so far, with the number of cached names and of users as gauges, and the
+    /// figures of the file system.
     pub fn statistics(&self) -> StatsSnapshot {
         let mut snapshot = self.core.recorder.snapshot();
         snapshot.gauges.insert("names_cached".to_owned(), self.names.len() as u64);
@@ -228,8 +229,8 @@ impl ClientMount {
         self.core.fresh.current_moment()
     }
 
-    /// Returns the node of an entry that the file system returned to a call after `moment`, and takes over its
-    /// lookup count.
+    /// Returns the node of an entry that the file system returned to a call after `moment`, and
+    /// takes over its lookup count.
     pub(crate) fn adopt(&self, entry: &Entry, moment: CallMoment) -> Arc<CachedInode> {
         let node = self.core.node(entry.ino, entry.attr.kind, 1);
         node.keep_attr(&entry.attr, node.version_at(moment));
@@ -256,7 +257,8 @@ impl ClientMount {
         self.look_up_to_open(dir, name, who, None).map(|(node, attr, _)| (node, attr))
     }
 
-    /// Like [`look_up`](ClientMount::look_up). With `open`, the file system may have opened the file.
+    /// Like [`look_up`](ClientMount::look_up). With `open`, the file system may have opened the
+    /// file.
     pub(crate) fn look_up_to_open(
         &self,
         dir: &CachedInode,
@@ -300,7 +302,8 @@ impl ClientMount {
         }
     }
 
-    /// The attributes of a name that leads to no mount, without a lookup. `None` where it has to be looked up. Fails with `ENOENT`.
+    /// The attributes of a name that leads to no mount, without a lookup. `None` where it has to be
+    /// looked up. Fails with `ENOENT`.
     pub(crate) fn peek(
         &self,
         dir: &CachedInode,
@@ -327,14 +330,14 @@ impl ClientMount {
         self.core.fresh.is_versioned()
     }
 
-    /// True if a name need not be looked up before it is made or removed: the file system checks it, and nothing
-    /// about the name is cached.
+    /// True if a name need not be looked up before it is made or removed: the file system checks
+    /// it, and nothing about the name is cached.
     pub(crate) fn decides_on_names(&self) -> bool {
         self.caps.decides_on_names && !self.names.is_off() && !self.keeps_names()
     }
 
-    /// True if a name need not be looked up before it is removed, because versions invalidate cached data about the
-    /// name, or nothing is cached.
+    /// True if a name need not be looked up before it is removed, because versions invalidate
+    /// cached data about the name, or nothing is cached.
     pub(crate) fn removes_unseen(&self) -> bool {
         let is_bare = self.covered.load(Ordering::Relaxed) == 0;
         self.decides_on_names()
@@ -348,8 +351,9 @@ impl ClientMount {
             || self.covered.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the lifetime of the name of an entry. A name that is cached keeps the inode at the file system, also
-    /// after its removal by others. So the name of a file with data is cached for a limited time.
+    /// Returns the lifetime of the name of an entry. A name that is cached keeps the inode at the
+    /// file system, also after its removal by others. So the name of a file with data is cached for
+    /// a limited time.
     fn name_lifetime(
         &self,
         moment: CallMoment,
@@ -373,8 +377,9 @@ impl ClientMount {
         }
     }
 
-    /// Looks up a name that leads on, like [`look_up`](ClientMount::look_up). The directory may be one that a walk
-    /// has passed lately. The last value is the time until which the directory holds.
+    /// Looks up a name that leads on, like [`look_up`](ClientMount::look_up). The directory may be
+    /// one that a walk has passed lately. The last value is the time until which the directory
+    /// holds.
     pub(crate) fn pass(
         &self,
         dir: &CachedInode,
@@ -410,7 +415,8 @@ impl ClientMount {
         &self.names.passed
     }
 
-    /// Records a change, after it, by which a path may lead to another directory, or others may search it.
+    /// Records a change, after it, by which a path may lead to another directory, or others may
+    /// search it.
     pub(crate) fn record_path_change(&self) {
         self.names.passed.count_change();
     }
@@ -437,7 +443,8 @@ impl ClientMount {
         Ok(Some(self.adopt(&entry, moment)))
     }
 
-    /// Begins a change of `name` in `dir`, before the call of the file system: until the value is dropped, no answer about it is cached.
+    /// Begins a change of `name` in `dir`, before the call of the file system: until the value is
+    /// dropped, no answer about it is cached.
     pub(crate) fn change_name(&self, dir: &CachedInode, name: &[u8]) -> Option<NameChange<'_>> {
         self.names.change(dir.ino(), name)
     }
@@ -462,8 +469,8 @@ impl ClientMount {
         node
     }
 
-    /// Attributes for a permission check, from the cache while they are valid. Size, links and times
-    /// may be outdated.
+    /// Attributes for a permission check, from the cache while they are valid. Size, links and
+    /// times may be outdated.
     pub(crate) fn attr(&self, node: &CachedInode, who: &TaskCredentials) -> Result<Attr> {
         self.attr_of(node, None, who)
     }
@@ -585,8 +592,8 @@ impl CacheNotify {
 
     fn invalidate(&self, ino: Ino) -> Result<()> {
         let core = self.core()?;
-        // Counted before the search for the node: the reply to a lookup that creates a node meanwhile is then not
-        // cached.
+        // Counted before the search for the node: the reply to a lookup that creates a node
+        // meanwhile is then not cached.
         core.fresh.record_notification();
         core.find(ino).ok_or(Errno::ENOENT)?.invalidate_by_others();
         Ok(())
@@ -614,7 +621,8 @@ impl Notify for CacheNotify {
 
     defuse_fs::caches_no_data!();
 
-    /// [`DirectClient::poll`](crate::DirectClient::poll) does not wait, so there is no waiter to wake.
+    /// [`DirectClient::poll`](crate::DirectClient::poll) does not wait, so there is no waiter to
+    /// wake.
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }
@@ -627,8 +635,8 @@ impl Notify for CacheNotify {
         Ok(())
     }
 
-    /// Names have tickets and attributes have versions from before their request, so that answers in progress are not
-    /// cached.
+    /// Names have tickets and attributes have versions from before their request, so that answers
+    /// in progress are not cached.
     fn drops_at_once(&self) -> bool {
         true
     }

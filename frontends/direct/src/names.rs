@@ -145,7 +145,8 @@ impl DirectClient {
         self.link_to(&source, &spot, &who)
     }
 
-    /// Creates a name for an open file, linkat(2) with `AT_EMPTY_PATH`; also for a file from `O_TMPFILE`.
+    /// Creates a name for an open file, linkat(2) with `AT_EMPTY_PATH`; also for a file from
+    /// `O_TMPFILE`.
     pub fn flink(
         &self,
         task: &ClientTask,
@@ -358,8 +359,9 @@ impl NewNamePlace<'_> {
             .map_err(|errno| self.after_lookup(who, errno))
     }
 
-    /// Returns the error of a creation that has failed with `errno`. EEXIST has precedence over all others, so that a name that was not
-    /// looked up before is looked up now. A request that was lost with its server, or interrupted, may itself have made the name.
+    /// Returns the error of a creation that has failed with `errno`. EEXIST has precedence over all
+    /// others, so that a name that was not looked up before is looked up now. A request that was
+    /// lost with its server, or interrupted, may itself have made the name.
     fn after_lookup(&self, who: &TaskCredentials, errno: Errno) -> Errno {
         if !self.is_unseen
             || matches!(errno, Errno::EEXIST | Errno::ENOTCONN | Errno::EIO | Errno::EINTR)
@@ -394,8 +396,8 @@ fn victim<'a>(
     }
 }
 
-/// Looks up a file to be renamed or replaced. The numbers of two such files show if they are the same file. Does not
-/// enter a mount on the file, either.
+/// Looks up a file to be renamed or replaced. The numbers of two such files show if they are the
+/// same file. Does not enter a mount on the file, either.
 fn find_renamed<'a>(
     dir: &'a MountedInode,
     last: &PathComponent<'_>,
@@ -404,8 +406,8 @@ fn find_renamed<'a>(
     dir.mount.subject(&dir.node, last.name()?, who)
 }
 
-/// True if `who` may remove any name from `dir`, and the file system itself checks the kind of the removed file.
-/// Otherwise a lookup of the name decides on the error.
+/// True if `who` may remove any name from `dir`, and the file system itself checks the kind of the
+/// removed file. Otherwise a lookup of the name decides on the error.
 fn may_remove_unseen(dir: &MountedInode, who: &TaskCredentials) -> bool {
     if !dir.mount.removes_unseen() {
         return false;
@@ -464,7 +466,8 @@ struct PendingRename<'a> {
 }
 
 impl PendingRename<'_> {
-    /// True if `who` may give and remove any name in both directories, so that the file system itself can check what the names lead to.
+    /// True if `who` may give and remove any name in both directories, so that the file system
+    /// itself can check what the names lead to.
     fn may_be_unseen(&self, who: &TaskCredentials) -> bool {
         let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, .. } = self;
         let has_slash = old.slash || new.slash;

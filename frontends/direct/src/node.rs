@@ -46,8 +46,8 @@ pub(crate) struct CachedInode {
     /// Increased by everything that may change attributes. An answer that was requested before the
     /// change is then not cached.
     version: AtomicU64,
-    /// Increased by every change of data that permission checks use: mode, owner, group and ACL. A change of the
-    /// names in a directory does not increase it.
+    /// Increased by every change of data that permission checks use: mode, owner, group and ACL. A
+    /// change of the names in a directory does not increase it.
     rights: AtomicU64,
     /// Number of notifications that others have changed the inode.
     notifications: AtomicU64,
@@ -68,7 +68,8 @@ struct CachedAttributes {
 /// An ACL or its absence, the version that it belongs to, and how long it holds.
 type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, AnswerValidity<InodeVersions>);
 
-/// The version of the attributes of an inode, and the version of the attributes that permission checks use.
+/// The version of the attributes of an inode, and the version of the attributes that permission
+/// checks use.
 #[derive(Clone, Copy)]
 pub(crate) struct AttributeVersion {
     all: u64,
@@ -115,8 +116,8 @@ impl CachedInode {
     }
 
     /// Invalidates cached attributes after a change by others. Unlike the number of
-    /// [`invalidate`](CachedInode::invalidate), this number never goes back when two threads call it, so that
-    /// attributes which were requested before a change are never used after it.
+    /// [`invalidate`](CachedInode::invalidate), this number never goes back when two threads call
+    /// it, so that attributes which were requested before a change are never used after it.
     pub(crate) fn invalidate_by_others(&self) {
         self.notifications.fetch_add(1, SeqCst);
     }
@@ -133,14 +134,15 @@ impl CachedInode {
         increase(&self.rights);
     }
 
-    /// Like [`invalidate`](CachedInode::invalidate), for a directory of which only the names have changed.
+    /// Like [`invalidate`](CachedInode::invalidate), for a directory of which only the names have
+    /// changed.
     #[inline]
     pub(crate) fn invalidate_names(&self) {
         increase(&self.version);
     }
 
-    /// Like [`invalidate`](CachedInode::invalidate), for data. If versions show changes of the rights by others, the
-    /// cached rights stay, unless the file may lose set-id bits.
+    /// Like [`invalidate`](CachedInode::invalidate), for data. If versions show changes of the
+    /// rights by others, the cached rights stay, unless the file may lose set-id bits.
     #[inline]
     pub(crate) fn invalidate_data(&self) {
         if self.core.fresh.is_versioned() && self.keeps_its_rights() {
@@ -164,8 +166,8 @@ impl CachedInode {
         }
     }
 
-    /// Caches the attributes in the reply to a change that began after `moment`, if no other change has happened
-    /// since.
+    /// Caches the attributes in the reply to a change that began after `moment`, if no other change
+    /// has happened since.
     pub(crate) fn keep_after_change(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
             self.keep_attr(attr, self.version_at(self.core.fresh.skip_own_change(moment)));
@@ -198,7 +200,8 @@ impl CachedInode {
             .map(|(attr, _)| attr)
     }
 
-    /// True if the file is known to have no data from `offset` on. Only versions prove that no data was appended.
+    /// True if the file is known to have no data from `offset` on. Only versions prove that no data
+    /// was appended.
     #[inline]
     pub(crate) fn ends_before(&self, offset: u64) -> bool {
         self.core.fresh.is_versioned() && offset > 0 && self.is_known_to_end_before(offset)
@@ -211,8 +214,8 @@ impl CachedInode {
             && self.present_attr().is_some_and(|attr| attr.size <= offset)
     }
 
-    /// Returns cached attributes if they are current, except for the access time: versions prove that nothing has
-    /// changed.
+    /// Returns cached attributes if they are current, except for the access time: versions prove
+    /// that nothing has changed.
     pub(crate) fn present_attr(&self) -> Option<Attr> {
         let fresh = &self.core.fresh;
         self.find_cached_all()

@@ -82,11 +82,13 @@ impl DirectClient {
 }
 
 impl DirectClient {
-    /// Creates a file with the contents `data`: open(2) with `O_CREAT`, `O_EXCL` and `O_WRONLY`, write(2) and close(2) in one call. A file
-    /// system in another process takes one message for it, if `data` is short (96 KiB). `mode` has the permission bits, before
-    /// the umask is applied.
+    /// Creates a file with the contents `data`: open(2) with `O_CREAT`, `O_EXCL` and `O_WRONLY`,
+    /// write(2) and close(2) in one call. A file system in another process takes one message for
+    /// it, if `data` is short (96 KiB). `mode` has the permission bits, before the umask is
+    /// applied.
     ///
-    /// Fails with the errors of the three calls. After an error of write(2) the file exists, with a part of the data.
+    /// Fails with the errors of the three calls. After an error of write(2) the file exists, with a
+    /// part of the data.
     pub fn create_with(
         &self,
         task: &ClientTask,
@@ -161,8 +163,8 @@ enum CreateLookup {
 }
 
 impl PendingOpen<'_> {
-    /// True if a name need not be looked up before it is created. Only a file system of this project is trusted to
-    /// leave an existing file unchanged.
+    /// True if a name need not be looked up before it is created. Only a file system of this
+    /// project is trusted to leave an existing file unchanged.
     fn may_make(&self, dir: &MountedInode) -> bool {
         dir.mount.keeps_answers() || dir.mount.decides_on_names()
     }
@@ -177,8 +179,8 @@ impl PendingOpen<'_> {
         !self.has(OpenFlags::CREAT | PATH | TMPFILE)
     }
 
-    /// Opens a file or directory that the file system has resolved. Leaves all other kinds to a walk, and directories
-    /// if names below them need more than their number.
+    /// Opens a file or directory that the file system has resolved. Leaves all other kinds to a
+    /// walk, and directories if names below them need more than their number.
     fn open_resolved(&self, found: CallTarget<'_>) -> Result<Option<Arc<FileDescription>>> {
         match found.kind {
             FileKind::Regular if !self.has(OpenFlags::DIRECTORY) => {
@@ -193,7 +195,8 @@ impl PendingOpen<'_> {
         }
     }
 
-    /// Opens an existing file, unless it is `opened` already. The attributes may be known from the walk.
+    /// Opens an existing file, unless it is `opened` already. The attributes may be known from the
+    /// walk.
     fn open_existing(
         &self,
         here: MountedInode,
@@ -280,8 +283,8 @@ impl PendingOpen<'_> {
         self.describe_pinned(here, opened, None)
     }
 
-    /// Opens with `O_PATH`. The inode may come from an open file which the file system has resolved, so that it has
-    /// no lookup.
+    /// Opens with `O_PATH`. The inode may come from an open file which the file system has
+    /// resolved, so that it has no lookup.
     fn path_only(&self, here: MountedInode) -> Result<Arc<FileDescription>> {
         let pin = if here.node.has_lookups() || here.node.kind() != FileKind::Regular {
             None
@@ -406,8 +409,9 @@ impl PendingOpen<'_> {
         self.open_found(dir, found)
     }
 
-    /// Creates `component` in `dir`, or opens it if it is a regular file, where the file system decides which by one call. The caller
-    /// goes on with a walk otherwise, also after an error, which may concern the creation alone.
+    /// Creates `component` in `dir`, or opens it if it is a regular file, where the file system
+    /// decides which by one call. The caller goes on with a walk otherwise, also after an error,
+    /// which may concern the creation alone.
     fn create_or_find(
         &self,
         dir: &MountedInode,
@@ -500,7 +504,8 @@ impl PendingOpen<'_> {
         self.describe_new(dir, component, (entry, opened, moment))
     }
 
-    /// O_EXCL even if the caller did not set it: a file that another process created meanwhile must be checked before it is opened.
+    /// O_EXCL even if the caller did not set it: a file that another process created meanwhile must
+    /// be checked before it is opened.
     fn creation_args(&self) -> OpenArgs {
         let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);

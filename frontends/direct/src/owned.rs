@@ -1,9 +1,10 @@
 //! A file system that belongs to one process, and its use by a child of fork(2).
 //!
-//! The child has a copy of the memory and none of the threads. With the ring of a device it would write into the
-//! parent's ring, without a thread it would wait for ever, and changes in its memory would be lost. So its calls fail
-//! with `ENOTCONN`, like calls on a connection of its parent, and one line on the standard error reports this.
-//! Closing, forgetting and unmounting concern the child's copy only.
+//! The child has a copy of the memory and none of the threads. With the ring of a device it would
+//! write into the parent's ring, without a thread it would wait for ever, and changes in its memory
+//! would be lost. So its calls fail with `ENOTCONN`, like calls on a connection of its parent, and
+//! one line on the standard error reports this. Closing, forgetting and unmounting concern the
+//! child's copy only.
 
 use std::ops::Deref;
 use std::os::fd::AsFd;

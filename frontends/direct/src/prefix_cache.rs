@@ -1,8 +1,10 @@
-//! Directories that walks have passed lately, by their name in a directory or by a longer path of names.
+//! Directories that walks have passed lately, by their name in a directory or by a longer path of
+//! names.
 //!
-//! A directory whose names hold for no time is looked up for each path that leads through it. It stays known here, so
-//! that the file system need not begin with a new inode each time. If the changes that may lead a path to another
-//! directory are counted, the directory is not even looked up again until the next change, for a limited time.
+//! A directory whose names hold for no time is looked up for each path that leads through it. It
+//! stays known here, so that the file system need not begin with a new inode each time. If the
+//! changes that may lead a path to another directory are counted, the directory is not even looked
+//! up again until the next change, for a limited time.
 
 use std::array;
 use std::hash::{BuildHasher, RandomState};
@@ -43,7 +45,8 @@ impl PrefixSet {
         self.dirs.iter().position(|dir| dir.is(parent, name))
     }
 
-    /// Adds a directory. It may replace an entry for the same directory or another entry, which is returned.
+    /// Adds a directory. It may replace an entry for the same directory or another entry, which is
+    /// returned.
     fn insert(&mut self, dir: PrefixEntry) -> Option<PrefixEntry> {
         let known = self.find(dir.parent, &dir.name);
         if known.is_none() && self.dirs.len() < WAYS {
@@ -63,8 +66,8 @@ struct PrefixEntry {
     /// A name, or several with slashes between them.
     name: Box<[u8]>,
     found: PrefixDirectory,
-    /// The credentials of a caller that may search all directories of the path, including this one; `None` if there
-    /// is only one name.
+    /// The credentials of a caller that may search all directories of the path, including this one;
+    /// `None` if there is only one name.
     searched_by: Option<Box<TaskCredentials>>,
     /// The count of changes before it was looked up.
     changes: u32,
@@ -122,8 +125,8 @@ impl PrefixCache {
         self.get_for(parent, name, None)
     }
 
-    /// Returns the directory at the end of a path of several names, if it still holds, and if `who` may search it and
-    /// all directories before it.
+    /// Returns the directory at the end of a path of several names, if it still holds, and if `who`
+    /// may search it and all directories before it.
     pub(crate) fn get_path(
         &self,
         parent: Ino,
@@ -163,8 +166,8 @@ impl PrefixCache {
         self.holds.is_some().then(begin)
     }
 
-    /// Keeps a directory that was looked up just now, possibly in place of another one. `changes` is the count before
-    /// the lookup. Returns the time until which the directory holds.
+    /// Keeps a directory that was looked up just now, possibly in place of another one. `changes`
+    /// is the count before the lookup. Returns the time until which the directory holds.
     pub(crate) fn keep(
         &self,
         (parent, name): (Ino, &[u8]),
@@ -182,8 +185,8 @@ impl PrefixCache {
         until
     }
 
-    /// Keeps the directory that a walk of several names has reached. `who` may search it and all directories before
-    /// it.
+    /// Keeps the directory that a walk of several names has reached. `who` may search it and all
+    /// directories before it.
     pub(crate) fn keep_path(
         &self,
         begin: &WalkBegin,
@@ -203,7 +206,8 @@ impl PrefixCache {
         drop(old);
     }
 
-    /// Counts a change, after it: a thread that looked a directory up before the change has the former count.
+    /// Counts a change, after it: a thread that looked a directory up before the change has the
+    /// former count.
     pub(crate) fn count_change(&self) {
         if let Some((_, counter)) = self.holds {
             counter.fetch_add(1, Ordering::Release);

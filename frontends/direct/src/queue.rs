@@ -128,7 +128,8 @@ impl<T: Send + 'static> JobQueue<T> {
 
     /// Adds a job. Its outcome goes to `then`, or to [`collect`](JobQueue::collect) if `then` is
     /// `None`. Fails with `EAGAIN` if the queue is full or no thread can be started, and with
-    /// `EINVAL` after [`end`](JobQueue::end), and in a child of fork(2), which has none of the threads.
+    /// `EINVAL` after [`end`](JobQueue::end), and in a child of fork(2), which has none of the
+    /// threads.
     pub fn submit(
         &self,
         data: u64,
@@ -158,7 +159,8 @@ impl<T: Send + 'static> JobQueue<T> {
     }
 
     /// Takes up to `max` outcomes. Waits until there are `min`, but no longer than `limit`. Fails
-    /// with `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a child of fork(2).
+    /// with `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a
+    /// child of fork(2).
     pub fn collect(
         &self,
         min: usize,
@@ -192,8 +194,8 @@ impl<T: Send + 'static> JobQueue<T> {
         Ok(found)
     }
 
-    /// Cancels a waiting job; its outcome is [`JobOutcome::Canceled`]. Fails with `EINPROGRESS` if it
-    /// has begun, and with `ENOENT` if there is no job of this number.
+    /// Cancels a waiting job; its outcome is [`JobOutcome::Canceled`]. Fails with `EINPROGRESS` if
+    /// it has begun, and with `ENOENT` if there is no job of this number.
     pub fn cancel(&self, data: u64) -> Result<()> {
         self.shared.check_process()?;
         let mut state = lock(&self.shared.state);
@@ -214,7 +216,8 @@ impl<T: Send + 'static> JobQueue<T> {
     }
 
     /// Cancels the waiting jobs, waits for the running ones, and refuses new ones. Fails with
-    /// `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a child of fork(2).
+    /// `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a child
+    /// of fork(2).
     pub fn end(&self) -> Result<()> {
         if WORKS.get() {
             return Err(Errno::EDEADLK);

@@ -69,8 +69,8 @@ impl<'a> RemainingPath<'a> {
         self.links.push((text, 0));
     }
 
-    /// The caller's path from the next component to the one before the last, if these are several, and the last one has no
-    /// slash after it.
+    /// The caller's path from the next component to the one before the last, if these are several,
+    /// and the last one has no slash after it.
     pub fn parent_path(&self) -> Option<&'a [u8]> {
         if !self.links.is_empty() {
             return None;

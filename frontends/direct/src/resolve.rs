@@ -1,9 +1,10 @@
 //! Paths that the file system resolves in one call, without nodes and lookups.
 //!
 //! A walk makes a node for each inode that it reaches, and caches its name. A file system with
-//! [`resolve`](defuse_fs::Shortcuts::resolve) needs neither: it answers for the whole path, and the client checks the
-//! permissions that a walk would have checked. All cases that such an answer does not decide are left to a walk:
-//! symbolic links, `.` and `..`, mounts on directories of the mount, and directories that not every user may search.
+//! [`resolve`](defuse_fs::Shortcuts::resolve) needs neither: it answers for the whole path, and the
+//! client checks the permissions that a walk would have checked. All cases that such an answer does
+//! not decide are left to a walk: symbolic links, `.` and `..`, mounts on directories of the mount,
+//! and directories that not every user may search.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -44,8 +45,8 @@ impl DirectClient {
         self.resolve_to_open(task, who, path, (follow, None), run)
     }
 
-    /// Like [`resolve`](DirectClient::resolve). With `open` the file may be open already when `run` is called, which
-    /// takes it ([`CallTarget::take_opened`]) if the caller may open it.
+    /// Like [`resolve`](DirectClient::resolve). With `open` the file may be open already when `run`
+    /// is called, which takes it ([`CallTarget::take_opened`]) if the caller may open it.
     pub(crate) fn resolve_to_open<T>(
         &self,
         task: &ClientTask,
@@ -89,8 +90,9 @@ impl DirectClient {
         }
     }
 
-    /// Calls `run` with the mount, the directory and the path in it with which a walk would begin, and true if the path must lead to
-    /// a directory. Returns `None` if the path begins or may lead outside of this mount.
+    /// Calls `run` with the mount, the directory and the path in it with which a walk would begin,
+    /// and true if the path must lead to a directory. Returns `None` if the path begins or may lead
+    /// outside of this mount.
     fn start<T>(
         &self,
         task: &ClientTask,
@@ -128,9 +130,10 @@ impl DirectClient {
     }
 }
 
-/// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead to a directory.
-/// `None` for paths with `..`, and for paths whose last component is no name. A component before a slash must be a
-/// directory in any case, so that a `.` or another slash after it adds nothing.
+/// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead
+/// to a directory. `None` for paths with `..`, and for paths whose last component is no name. A
+/// component before a slash must be a directory in any case, so that a `.` or another slash after
+/// it adds nothing.
 fn with_normal_form<T>(
     path: &[u8],
     run: impl FnOnce((NormalPath<'_>, bool)) -> Option<T>,
@@ -221,8 +224,8 @@ impl ClientMount {
         }
     }
 
-    /// Looks up `name` in `dir` for a call that needs no node if the file system resolves paths. The
-    /// caller has search permission. Fails with `ENOENT`.
+    /// Looks up `name` in `dir` for a call that needs no node if the file system resolves paths.
+    /// The caller has search permission. Fails with `ENOENT`.
     pub(crate) fn subject<'a>(
         self: &'a Arc<Self>,
         dir: &CachedInode,

@@ -99,7 +99,8 @@ impl ClientTask {
         own
     }
 
-    /// The current credentials, for one call. It takes no reference count, which the threads of a process share.
+    /// The current credentials, for one call. It takes no reference count, which the threads of a
+    /// process share.
     pub(crate) fn current_credentials(&self) -> Guard<Arc<TaskCredentials>> {
         let known = self.credentials.load();
         if known.pid == self.pid.load(Relaxed) {
@@ -140,7 +141,8 @@ impl ClientTask {
         run(&self.process.cwd.load())
     }
 
-    /// Replaces the working directory. [`DirectClient::chdir`](crate::DirectClient::chdir) does the checks.
+    /// Replaces the working directory. [`DirectClient::chdir`](crate::DirectClient::chdir) does the
+    /// checks.
     pub fn set_cwd(&self, place: WorkDir) {
         self.process.cwd.store(Arc::new(place));
     }

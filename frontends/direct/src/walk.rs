@@ -85,18 +85,21 @@ pub(crate) struct PathWalk<'a> {
     entered: bool,
     /// How to open the file at the end of the path, if that may be done together with the lookup.
     open: Option<OpenArgs>,
-    /// The file at the end of the path, if it was opened so. It is released before its inode is forgotten.
+    /// The file at the end of the path, if it was opened so. It is released before its inode is
+    /// forgotten.
     opened: Option<UncheckedOpen>,
     /// The inode that was looked up last, with its attributes.
     reached: Cell<Option<(Arc<CachedInode>, ReachedAttributes)>>,
-    /// While the walk leads to the last directory of the caller's path by names alone: its start, and the path to there.
+    /// While the walk leads to the last directory of the caller's path by names alone: its start,
+    /// and the path to there.
     by_names: Option<(WalkBegin, &'a [u8])>,
     /// True if the position is a directory that the caller may search, as a walk has found lately.
     may_search: bool,
 }
 
 impl DirectClient {
-    /// The directory of a mount that a new mount at `target` covers. Fails with the path outside of all mounts.
+    /// The directory of a mount that a new mount at `target` covers. Fails with the path outside of
+    /// all mounts.
     pub(crate) fn find_covered(&self, target: &[u8]) -> Result<MountedInode> {
         let who = TaskCredentials::user(0, 0, &[]);
         let task = ClientTask::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
@@ -210,7 +213,8 @@ impl<'a> PathWalk<'a> {
         self.at = WalkPosition::Inside(here.clone());
     }
 
-    /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same names lately.
+    /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same
+    /// names lately.
     fn skip_to_last_directory(&mut self, here: &MountedInode) -> bool {
         let Some(path) = self.rest.parent_path() else { return false };
         let Some(begin) = here.mount.begin(&here.node) else { return false };
@@ -246,7 +250,8 @@ impl<'a> PathWalk<'a> {
         if resolve.has(ResolveFlags::CACHED) {
             return Err(Errno::EAGAIN.into());
         }
-        // An absolute path, or a path that starts with the name of a mount, does not start at the directory.
+        // An absolute path, or a path that starts with the name of a mount, does not start at the
+        // directory.
         if confined && self.start.is_none() && self.entered {
             return Err(Errno::EXDEV.into());
         }
@@ -262,7 +267,8 @@ impl<'a> PathWalk<'a> {
         }
     }
 
-    /// Walks like [`node`](PathWalk::node). With `open`, the inode may be open already, before the permission to do so was checked.
+    /// Walks like [`node`](PathWalk::node). With `open`, the inode may be open already, before the
+    /// permission to do so was checked.
     pub fn node_to_open(
         &mut self,
         follow: bool,
@@ -273,8 +279,8 @@ impl<'a> PathWalk<'a> {
         Ok((here, self.opened.take()))
     }
 
-    /// Walks like [`node`](PathWalk::node), but makes no node for the inode at the end if its attributes are known
-    /// without one.
+    /// Walks like [`node`](PathWalk::node), but makes no node for the inode at the end if its
+    /// attributes are known without one.
     pub fn attr_or_node(&mut self, follow: bool) -> Result<ReachedInode<Attr>> {
         let who = self.who;
         self.reach(follow, |dir, component| {
@@ -434,15 +440,16 @@ impl<'a> PathWalk<'a> {
         self.topmost(MountedInode { node, mount: Arc::clone(&dir.mount) })
     }
 
-    /// Returns the attributes of the inode at the end of the walk, if all of them arrived from the file system during
-    /// the walk. They need no request, even if nothing is cached.
+    /// Returns the attributes of the inode at the end of the walk, if all of them arrived from the
+    /// file system during the walk. They need no request, even if nothing is cached.
     pub fn final_attributes(&self, here: &MountedInode) -> Option<Attr> {
         let ReachedAttributes::Now(attr) = self.find_reached_attributes(here) else { return None };
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         is_whole.then_some(attr)
     }
 
-    /// Returns the attributes of the inode that permission checks use, if the last step of the walk found them.
+    /// Returns the attributes of the inode that permission checks use, if the last step of the walk
+    /// found them.
     pub fn recent_attributes(&self, here: &MountedInode) -> Option<Attr> {
         match self.find_reached_attributes(here) {
             ReachedAttributes::Now(attr) | ReachedAttributes::Lately(attr) => Some(attr),

@@ -150,8 +150,9 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<PreparedMount, MountError> {
     if !is_device || stat.st_rdev != fuse.unwrap_or(rustix::fs::makedev(10, 229)) {
         return Err(not_fuse());
     }
-    // SAFETY: the descriptor is open, as just seen, and has no other owner in this process: `mount`'s documentation
-    // has its caller uphold this, as the parent has handed it over under this number for this purpose.
+    // SAFETY: the descriptor is open, as just seen, and has no other owner in this process:
+    // `mount`'s documentation has its caller uphold this, as the parent has handed it over under
+    // this number for this purpose.
     let device = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).map_err(|_| not_fuse())?;
     Ok(PreparedMount {

@@ -407,9 +407,9 @@ fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
     assert!(clean && fs.detached.load(Ordering::Acquire));
 }
 
-/// The reason why file systems with several frontends do not drop single names of each other before they answer: two that
-/// change the same directory would wait for each other. All names, and attributes, are dropped at once
-/// (`defuse_fs::Frontends`).
+/// The reason why file systems with several frontends do not drop single names of each other before
+/// they answer: two that change the same directory would wait for each other. All names, and
+/// attributes, are dropped at once (`defuse_fs::Frontends`).
 #[test]
 fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
     let Some(mount) = SessionMount::new(&make_options(IoUring::Off)) else { return };
@@ -573,8 +573,8 @@ fn make_policy_options(policy: ThreadPolicy, workers: usize) -> SessionOptions {
     SessionOptions { policy, workers: Some(workers), ..make_options(IoUring::Auto) }
 }
 
-/// The rules of the paper: two threads from the first request on, one more for each blocked one up to the
-/// maximum, and none ends.
+/// The rules of the paper: two threads from the first request on, one more for each blocked one up
+/// to the maximum, and none ends.
 fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
     let Some(mount) = SessionMount::new(&make_policy_options(policy, 5)) else { return };
     for _ in 0..200 {
@@ -716,7 +716,8 @@ fn the_number_of_threads_over_io_uring_is_fixed() {
     assert!(mount.end().1);
 }
 
-/// Requests for one part of the storage, which does not answer, leave threads to requests for another part.
+/// Requests for one part of the storage, which does not answer, leave threads to requests for
+/// another part.
 #[test]
 fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
     for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
@@ -755,7 +756,8 @@ fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
     }
 }
 
-/// The data of a large write waits in a pipe, from which the worker has to take it for the next request.
+/// The data of a large write waits in a pipe, from which the worker has to take it for the next
+/// request.
 #[test]
 fn a_large_write_that_waits_for_its_part_keeps_its_data() {
     let fs = ScriptedFileSystem::new();
@@ -955,7 +957,8 @@ fn sleepers_leave_a_worker() {
     assert!(mount.end().1);
 }
 
-/// A new thread needs the processor of its queue, and another program uses this processor most of the time.
+/// A new thread needs the processor of its queue, and another program uses this processor most of
+/// the time.
 #[test]
 fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
     if SessionMount::new(&make_options(IoUring::Required)).is_none() {

@@ -1,5 +1,5 @@
-//! Counts of cached pages, by parts of the file system. They change under the lock of the pages, which their users
-//! take anyway.
+//! Counts of cached pages, by parts of the file system. They change under the lock of the pages,
+//! which their users take anyway.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use defuse_fs::{Figure, Ino};
 use defuse_ring::pages::{GROUP_BYTES, PAGE};
 
-/// The division of a file system into parts whose pages are counted separately, such as the devices of a manager.
+/// The division of a file system into parts whose pages are counted separately, such as the devices
+/// of a manager.
 #[derive(Clone)]
 pub struct PartDivision {
     /// The number of parts.

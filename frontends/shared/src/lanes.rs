@@ -23,17 +23,19 @@ use zerocopy::IntoBytes;
 
 /// The number of requests in a row from lanes after which the socket is checked.
 const ROW: u32 = 64;
-/// The number of checks of the lanes before a thread that does not wait lets others run: less than a microsecond,
-/// which is longer than a client with a processor needs for its next request.
+/// The number of checks of the lanes before a thread that does not wait lets others run: less than
+/// a microsecond, which is longer than a client with a processor needs for its next request.
 const LOOKS: u32 = 12;
 /// One of so many turns without a request also looks at the socket.
 const TURNS: u32 = 4;
 
-/// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; unused pages take no memory.
+/// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; unused pages
+/// take no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
-    /// Maximum number of blocks of all connections. Each connection has one, and further ones use messages. A connection
-    /// with more threads than lanes gets more blocks while half of them are free.
+    /// Maximum number of blocks of all connections. Each connection has one, and further ones use
+    /// messages. A connection with more threads than lanes gets more blocks while half of them are
+    /// free.
     pub blocks: usize,
     /// Maximum number of blocks of the connections of a user.
     pub blocks_of_user: usize,
@@ -246,7 +248,8 @@ impl LanePort {
         self.message_now(room)
     }
 
-    /// Waits for a request. `EAGAIN` if a bell has woken the thread for a request that another thread has taken.
+    /// Waits for a request. `EAGAIN` if a bell has woken the thread for a request that another
+    /// thread has taken.
     fn wait(&self, room: &mut [u8]) -> Result<usize> {
         self.server().fall_asleep();
         let received = match self.take(room) {
@@ -405,7 +408,8 @@ impl SharedData for LanePort {
     }
 }
 
-/// The bytes that are copied at once out of a lane with a message of `len` bytes, which begins with `head`.
+/// The bytes that are copied at once out of a lane with a message of `len` bytes, which begins with
+/// `head`.
 fn count_copied(head: &[u8], len: usize) -> usize {
     let opcode = u32::from_ne_bytes(bytes_at(head, std::mem::offset_of!(InHeader, opcode)));
     let stays = opcode == Opcode::Write as u32 && len > WRITE_LEAD + COPIED_MOST;

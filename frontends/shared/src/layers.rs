@@ -31,8 +31,9 @@ impl Default for SharedOptions {
     }
 }
 
-/// A file system with all that a server offers to clients on its machine. A call passes the pages, the versions and then the file
-/// system; names have versions and files have pages only where all changes come through the server.
+/// A file system with all that a server offers to clients on its machine. A call passes the pages,
+/// the versions and then the file system; names have versions and files have pages only where all
+/// changes come through the server.
 pub struct SharedLayers {
     /// The uppermost layer, which the server serves.
     pub fs: Arc<dyn FileSystem>,

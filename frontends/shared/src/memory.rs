@@ -1,11 +1,12 @@
 //! The bound of the memory for pages: which groups of frames are in it.
 //!
-//! A client reads pages without notifying the server, which therefore does not see what is in use. So a hand goes
-//! over the groups while others leave, and *hides* one or two for each that leaves: the pages of a hidden group are
-//! in memory, and no reader finds them. A client that misses them makes a request, which shows them again and
-//! notifies the policy of the user. So the policy learns of a use of each group that is in use, whenever the hand has
-//! come round, and decides on all groups by that. This needs no memory that clients write, and relies on no claim of
-//! a client. It costs at most two requests for each group that leaves.
+//! A client reads pages without notifying the server, which therefore does not see what is in use.
+//! So a hand goes over the groups while others leave, and *hides* one or two for each that leaves:
+//! the pages of a hidden group are in memory, and no reader finds them. A client that misses them
+//! makes a request, which shows them again and notifies the policy of the user. So the policy
+//! learns of a use of each group that is in use, whenever the hand has come round, and decides on
+//! all groups by that. This needs no memory that clients write, and relies on no claim of a client.
+//! It costs at most two requests for each group that leaves.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -47,8 +48,8 @@ impl FrameGroups {
         FrameGroups { groups, shown, hidden, counts: PartCounts::new(parts) }
     }
 
-    /// A request reads a group. It may be filled if the bound [holds](FrameGroups::holds) it afterwards. Returns true if it was
-    /// hidden.
+    /// A request reads a group. It may be filled if the bound [holds](FrameGroups::holds) it
+    /// afterwards. Returns true if it was hidden.
     pub(crate) fn record_use(
         &mut self,
         files: &mut impl PageGroups,

@@ -1,8 +1,8 @@
 //! Names that clients with the same rights read from memory.
 //!
-//! A name is published with the versions of all items that it depends on, so that a client itself sees if it still
-//! holds. The memory is for clients of one user with the same groups: a name that was reported to one of them may be
-//! known to the others.
+//! A name is published with the versions of all items that it depends on, so that a client itself
+//! sees if it still holds. The memory is for clients of one user with the same groups: a name that
+//! was reported to one of them may be known to the others.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,12 +22,13 @@ use defuse_wire::vendor::PublishedAttr;
 const MOST: usize = 16;
 /// The maximum number of name memories for one user, with several sets of groups.
 const MOST_OF_USER: usize = 4;
-/// The maximum number of names that lead to one inode: a change of its attributes is published in all of them.
+/// The maximum number of names that lead to one inode: a change of its attributes is published in
+/// all of them.
 const MOST_OF_INODE: usize = 16;
 /// Parts of the account of inodes.
 const SHARDS: usize = 16;
-/// The maximum number of directories between the root directory and an inode that a client names by its number. A
-/// deeper inode needs a lookup.
+/// The maximum number of directories between the root directory and an inode that a client names by
+/// its number. A deeper inode needs a lookup.
 const DEEPEST: usize = 256;
 
 /// The name memories of one file system. Unused ones are kept until there are too many.
@@ -137,7 +138,8 @@ impl NameMemories {
     ) {
         let Some(version) = versions.version_of(VersionedItem::Attributes(ino.0)) else { return };
         let moment = AttributeStamp::now(version);
-        // Attributes that change meanwhile are newer than the version, with which no client uses them.
+        // Attributes that change meanwhile are newer than the version, with which no client uses
+        // them.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encode_attributes(&attr, (fs, cx), ino);
         for name_memory in self.lock_memories().iter() {
@@ -163,7 +165,8 @@ fn encode_attributes(
 }
 
 impl NameMemory {
-    /// The directories in which a name leads to an inode that still holds, with the rights to the directory.
+    /// The directories in which a name leads to an inode that still holds, with the rights to the
+    /// directory.
     fn find_valid(&self, ino: u64) -> Vec<u64> {
         let inodes = self.inodes(ino);
         let places = inodes.get(&ino).into_iter().flat_map(|places| places.slots());
@@ -221,15 +224,16 @@ impl NameSource for NameMemory {
                 return;
             };
             stamps.attributes = AttributeStamp::now(version);
-            // Attributes that are read now have this version, or are newer and no client uses them either.
+            // Attributes that are read now have this version, or are newer and no client uses them
+            // either.
             let same = all.is_some() && self.versions.global_version() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
             known = Some((ino.0, encode_attributes(&attr, (fs, cx), ino)));
         }
         let found = FoundName { stamps, open_to_all, inode: known };
-        // A client that reads the name may name the inode. The account is locked, so that the next change of the slot
-        // finds this inode there.
+        // A client that reads the name may name the inode. The account is locked, so that the next
+        // change of the slot finds this inode there.
         let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));
         if let (Some(inodes), Some((ino, _))) = (&inodes, inode)
             && inodes.get(&ino.0).is_some_and(|places| places.len() >= MOST_OF_INODE)

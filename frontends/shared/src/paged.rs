@@ -1,8 +1,9 @@
 //! A layer that keeps pages of open files in memory that clients read.
 //!
-//! Each change of a file through this layer drops the pages that it changes before it begins, and withdraws the length
-//! if that may change. Pages are filled by reads, unless a change has begun meanwhile. So a client never sees old
-//! data after a change of any client was answered, nor after it saw newer data.
+//! Each change of a file through this layer drops the pages that it changes before it begins, and
+//! withdraws the length if that may change. Pages are filled by reads, unless a change has begun
+//! meanwhile. So a client never sees old data after a change of any client was answered, nor after
+//! it saw newer data.
 //!
 //! The memory is bounded (`memory.rs`): parts of files leave it when others need it.
 
@@ -30,13 +31,15 @@ const MOST_FILLED: u64 = 257;
 const ALL: Range<u64> = 0..u64::MAX;
 /// The divisor for the part of the memory that may be heads.
 pub(crate) const HEADS: u64 = 8;
-/// Frames of all files, most of which are empty: at most this multiple of the memory. One user may have half of them.
+/// Frames of all files, most of which are empty: at most this multiple of the memory. One user may
+/// have half of them.
 const RESERVED: u64 = 4;
 
 /// The memory for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedOptions {
-    /// Bytes of pages of all files, 1 MiB at least. A file takes at most 16 MiB, and at most half of this.
+    /// Bytes of pages of all files, 1 MiB at least. A file takes at most 16 MiB, and at most half
+    /// of this.
     pub bytes: u64,
     /// The policy that decides which pages leave.
     pub policy: PolicyKind,
@@ -141,7 +144,8 @@ struct PagedFile {
     epoch: u64,
     /// A client has mapped the file: no pages until its last close.
     is_mapped: bool,
-    /// The file system has read the file since its last change: it has set the time of the last access.
+    /// The file system has read the file since its last change: it has set the time of the last
+    /// access.
     is_read: bool,
     pages: Option<ChargedPages>,
 }
@@ -180,7 +184,8 @@ impl PagedTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a change of these bytes of the file; of its length, too, if it `resizes` or goes beyond the end.
+    /// Begins a change of these bytes of the file; of its length, too, if it `resizes` or goes
+    /// beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
         let PagedState { files, bound, .. } = &mut *self.lock();
         let entry = files.entry(ino).or_default();
@@ -257,14 +262,14 @@ impl PagedFile {
 }
 
 impl PagedFileSystem {
-    /// Creates pages for the files of `inner`. `None` if it may change without this layer (`Caps::exclusive`), or
-    /// requires its operations to be submitted.
+    /// Creates pages for the files of `inner`. `None` if it may change without this layer
+    /// (`Caps::exclusive`), or requires its operations to be submitted.
     pub fn wrap(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<PagedFileSystem>> {
         PagedFileSystem::with(inner, options, None)
     }
 
-    /// Like [`wrap`](PagedFileSystem::wrap), for a file system of `parts`, whose pages are counted separately:
-    /// [`figures_of`](PagedFileSystem::figures_of).
+    /// Like [`wrap`](PagedFileSystem::wrap), for a file system of `parts`, whose pages are counted
+    /// separately: [`figures_of`](PagedFileSystem::figures_of).
     pub fn wrap_parts(
         inner: Arc<dyn FileSystem>,
         options: PagedOptions,
@@ -356,7 +361,8 @@ impl PagedFileSystem {
         let MissingPages { epoch, has_no_length, pages } = missing;
         // The length is the new one now, or a change has begun.
         let size = has_no_length.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
-        // The data is not read into the reply, which its client can change before it is in the pages.
+        // The data is not read into the reply, which its client can change before it is in the
+        // pages.
         let len = (pages.end - pages.start) as usize * PAGE;
         let mut bytes = vec![0; len];
         let mut sink = SliceSink::new(&mut bytes);
@@ -465,8 +471,8 @@ impl FileSystem for PagedFileSystem {
         Some(self)
     }
 
-    /// Returns the figures of the file system, followed by the figures of the pages. For pages in parts, only the
-    /// limit is here.
+    /// Returns the figures of the file system, followed by the figures of the pages. For pages in
+    /// parts, only the limit is here.
     fn figures(&self) -> Vec<Figure> {
         let mut figures = self.inner.figures();
         figures.push(Figure::bytes("pages_limit", self.options.bytes.max(PagedOptions::LEAST)));
@@ -546,7 +552,8 @@ impl FileSystem for PagedFileSystem {
             Some(_) => self.change(ino, (ALL, true), || self.inner.setattr(cx, ino, fh, set)),
             None => {
                 let changed = self.inner.setattr(cx, ino, fh, set);
-                // The time of the last access may have been set, and the next read changes it again.
+                // The time of the last access may have been set, and the next read changes it
+                // again.
                 if let Some(entry) = self.table.lock().files.get_mut(&ino) {
                     entry.is_read = false;
                 }

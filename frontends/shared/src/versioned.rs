@@ -1,10 +1,12 @@
 //! A layer that shows clients what has changed, by versions in memory that they read.
 //!
-//! Each change through this layer begins and ends in the versions of all items that it changes, before its reply. So
-//! a client that finds a version unchanged may use its cached data: no client has got a newer state.
+//! Each change through this layer begins and ends in the versions of all items that it changes,
+//! before its reply. So a client that finds a version unchanged may use its cached data: no client
+//! has got a newer state.
 //!
-//! Deliberately absent: leases. A change waits for no client, however many know the name, and a client that is
-//! stopped or hostile delays no other client. A lease would have to be recalled from each.
+//! Deliberately absent: leases. A change waits for no client, however many know the name, and a
+//! client that is stopped or hostile delays no other client. A lease would have to be recalled from
+//! each.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -86,14 +88,15 @@ impl std::fmt::Debug for VersionedFileSystem {
 }
 
 impl VersionedFileSystem {
-    /// Creates versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or requires its
-    /// operations to be submitted, or if there is no memory for the versions.
+    /// Creates versions for `inner`. `None` if it may change without this layer
+    /// (`Caps::exclusive`), or requires its operations to be submitted, or if there is no memory
+    /// for the versions.
     pub fn wrap(inner: Arc<dyn FileSystem>) -> Option<Arc<VersionedFileSystem>> {
         VersionedFileSystem::wrap_except(inner, None)
     }
 
-    /// Like [`wrap`](VersionedFileSystem::wrap), with inodes that others may change, about which clients cache
-    /// nothing.
+    /// Like [`wrap`](VersionedFileSystem::wrap), with inodes that others may change, about which
+    /// clients cache nothing.
     pub fn wrap_except(
         inner: Arc<dyn FileSystem>,
         unseen: Option<UnseenChanges>,
@@ -171,7 +174,8 @@ impl VersionedFileSystem {
         VersionedItem::Attributes(ino.map_or(0, |ino| ino.0))
     }
 
-    /// The version of the attributes with which a read does not change the access time. `None` if it does, or may.
+    /// The version of the attributes with which a read does not change the access time. `None` if
+    /// it does, or may.
     fn stable_version(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
         let version = self.versions.version_of(VersionedItem::Attributes(ino.0))?;
         if !self.settled.has(ino.0, version) {
@@ -376,8 +380,8 @@ impl FileSystem for VersionedFileSystem {
         self.make(parent, name, |fs| fs.create(cx, parent, name, node, args))
     }
 
-    /// A new access time does not show in the version: otherwise every client that has listed the directory would
-    /// have to list it again.
+    /// A new access time does not show in the version: otherwise every client that has listed the
+    /// directory would have to list it again.
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let is_due = self.stable_version(cx, dir.ino).is_none();
         let outcome = self.inner.readdir(cx, dir, from, out);

@@ -1,8 +1,8 @@
-//! Several clients of several users on one server, for the fuzzer: sequences of valid requests, and a model that
-//! decides after each request what its user may have seen and changed.
+//! Several clients of several users on one server, for the fuzzer: sequences of valid requests, and
+//! a model that decides after each request what its user may have seen and changed.
 //!
-//! The model does not know the rules by which the server decides. It looks at the file system, as root, before and
-//! after each request, and judges the difference.
+//! The model does not know the rules by which the server decides. It looks at the file system, as
+//! root, before and after each request, and judges the difference.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -40,7 +40,8 @@ const MOST: usize = 8;
 ///
 /// # Panics
 ///
-/// If a user other than root has read, changed, made or removed something without the right to do so.
+/// If a user other than root has read, changed, made or removed something without the right to do
+/// so.
 pub fn peers(fs: Arc<dyn FileSystem>, script: &[u8]) {
     let mut world = World::new(fs);
     let mut bytes = Script(script);
@@ -339,7 +340,8 @@ impl World {
         RequestBody::Setattr(args)
     }
 
-    /// Creates a connection for a child, or for the next program, which belongs to the same user or to another one.
+    /// Creates a connection for a child, or for the next program, which belongs to the same user or
+    /// to another one.
     fn fork(&mut self, who: usize, script: &mut Script<'_>) {
         if self.players.len() >= MOST {
             return;

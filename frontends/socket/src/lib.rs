@@ -1,14 +1,14 @@
 //! A file system for other processes, over a Unix socket.
 //!
-//! A [`SocketServer`] listens, decides which users may connect, and gives each connection a session over one file
-//! system, so that one client reads data that another one writes. A client speaks FUSE in messages of a
-//! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
+//! A [`SocketServer`] listens, decides which users may connect, and gives each connection a session
+//! over one file system, so that one client reads data that another one writes. A client speaks
+//! FUSE in messages of a `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
-//! [`serve_one`] serves one trusted process at the other end of a connected socket, and [`start_trusted`] one that takes the place
-//! of the kernel.
+//! [`serve_one`] serves one trusted process at the other end of a connected socket, and
+//! [`start_trusted`] one that takes the place of the kernel.
 //!
-//! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
-//! contains no file systems.
+//! This crate does not decide the rights of a client (`connection`), handles no requests
+//! (`session`), and contains no file systems.
 
 mod clients;
 #[cfg(fuzzing)]

@@ -86,8 +86,9 @@ impl RequestPort for MessagePort {
     }
 }
 
-/// The options of a session over a socket, beside which there may be shared memory: nothing that needs a device, and
-/// messages that fit. The server keeps the locks, because its clients do not know each other.
+/// The options of a session over a socket, beside which there may be shared memory: nothing that
+/// needs a device, and messages that fit. The server keeps the locks, because its clients do not
+/// know each other.
 pub(crate) fn options(requested: &SessionOptions, has_memory: bool) -> SessionOptions {
     let most = if has_memory { SHARED_IO_MAX } else { SOCKET_IO_MAX };
     SessionOptions {

@@ -1,8 +1,9 @@
 //! The name of a listening socket in the file system.
 //!
-//! Another user may own the directory, and can exchange it at any moment for a link to another one. So the path is
-//! followed once, to its directory, and all later operations act on the name in that open directory. bind(2) creates
-//! the socket with its final mode: no chmod(2) follows, which would follow a link.
+//! Another user may own the directory, and can exchange it at any moment for a link to another one.
+//! So the path is followed once, to its directory, and all later operations act on the name in that
+//! open directory. bind(2) creates the socket with its final mode: no chmod(2) follows, which would
+//! follow a link.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -35,8 +36,8 @@ pub const BACKLOG: i32 = 128;
 pub type SocketInode = (u64, u64);
 
 impl SocketName {
-    /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the permissions `mode` from
-    /// its beginning, regardless of the umask.
+    /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the
+    /// permissions `mode` from its beginning, regardless of the umask.
     ///
     /// # Errors
     ///
@@ -57,7 +58,8 @@ impl SocketName {
         name: &OsStr,
         mode: Mode,
     ) -> Result<SocketName> {
-        // The kernel takes the mode of the new file from the socket, fchmod(2), and subtracts the umask.
+        // The kernel takes the mode of the new file from the socket, fchmod(2), and subtracts the
+        // umask.
         fchmod(&socket, mode)?;
         let socket = socket.as_fd();
         // At once: a client that sees the name and connects must not be refused.
@@ -69,7 +71,8 @@ impl SocketName {
         Ok(SocketName { directory, name: name.to_owned(), inode })
     }
 
-    /// Opens the socket's file itself (`O_PATH`), for programs that inherit the descriptor and connect by it.
+    /// Opens the socket's file itself (`O_PATH`), for programs that inherit the descriptor and
+    /// connect by it.
     ///
     /// # Errors
     ///
@@ -111,7 +114,8 @@ pub fn parts(path: &Path) -> Result<(&Path, &OsStr)> {
     Ok((directory.unwrap_or(Path::new(".")), name))
 }
 
-/// Removes `name` from a directory if it is a socket, and `expected` if that is known. It may be gone.
+/// Removes `name` from a directory if it is a socket, and `expected` if that is known. It may be
+/// gone.
 pub fn remove_in(directory: &OwnedFd, name: &OsStr, expected: Option<SocketInode>) {
     let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
     let is_it = expected.is_none_or(|expected| expected == inode(&stat));
@@ -124,7 +128,8 @@ pub fn remove_in(directory: &OwnedFd, name: &OsStr, expected: Option<SocketInode
 ///
 /// # Errors
 ///
-/// `EADDRINUSE` if the socket has a listener, `EEXIST` if the file is no socket, and the errors of the system calls.
+/// `EADDRINUSE` if the socket has a listener, `EEXIST` if the file is no socket, and the errors of
+/// the system calls.
 pub(crate) fn clear_stale(directory: &OwnedFd, name: &OsStr, kind: SocketType) -> Result<()> {
     let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
@@ -146,8 +151,8 @@ fn inode(stat: &Stat) -> SocketInode {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Runs `act` with the umask 0. A name in `directory` is reached by its relative path below the argument of `act`. The kernel
-/// has no bindat(2).
+/// Runs `act` with the umask 0. A name in `directory` is reached by its relative path below the
+/// argument of `act`. The kernel has no bindat(2).
 fn with_umask_zero<T: Send>(
     directory: &OwnedFd,
     act: impl Fn(&Path) -> Result<T> + Send + Sync,
@@ -173,8 +178,8 @@ fn with_umask_zero<T: Send>(
     }
 }
 
-/// Like [`with_umask_zero`], if the system refuses unshare(2), as in many containers: the umask changes for all
-/// threads, for this moment.
+/// Like [`with_umask_zero`], if the system refuses unshare(2), as in many containers: the umask
+/// changes for all threads, for this moment.
 fn with_process_umask<T>(directory: &OwnedFd, act: impl Fn(&Path) -> Result<T>) -> Result<T> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -266,7 +271,8 @@ mod tests {
         assert_eq!(name.open().err(), Some(Errno::NOENT));
     }
 
-    /// The mode was set by path after bind(2), which followed the link: a file of root became writable for all users.
+    /// The mode was set by path after bind(2), which followed the link: a file of root became
+    /// writable for all users.
     #[test]
     fn a_directory_that_is_exchanged_for_a_link_over_and_over_changes_no_other_file() {
         let place = tempfile::tempdir().unwrap();

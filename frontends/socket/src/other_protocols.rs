@@ -17,8 +17,8 @@ pub trait OtherProtocol: Send + Sync + Debug {
     /// True if the first message of a connection belongs to this protocol, by its beginning.
     fn knows(&self, first: &[u8]) -> bool;
 
-    /// Serves an admitted process, on a thread of its own, and returns when the connection has ended. The first
-    /// message is still in the socket, which is shut down for reading when the server ends: `is_ending` returns true
-    /// then.
+    /// Serves an admitted process, on a thread of its own, and returns when the connection has
+    /// ended. The first message is still in the socket, which is shut down for reading when the
+    /// server ends: `is_ending` returns true then.
     fn serve(&self, socket: &OwnedFd, who: PeerProcess, is_ending: &(dyn Fn() -> bool + Sync));
 }

@@ -131,14 +131,14 @@ pub(crate) fn credentials(socket: &OwnedFd) -> Result<PeerCredentials> {
     Ok(PeerCredentials { pid, uid, groups })
 }
 
-/// Returns the process and user at the other end of a connected socket, as the kernel reports them (`SO_PEERCRED`,
-/// unix(7)). The process is 0 if it is not in this process's PID namespace, which the type of rustix cannot
-/// represent.
+/// Returns the process and user at the other end of a connected socket, as the kernel reports them
+/// (`SO_PEERCRED`, unix(7)). The process is 0 if it is not in this process's PID namespace, which
+/// the type of rustix cannot represent.
 fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
     let mut all = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&all) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any bytes,
-    // and the number of bytes to `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `all`, which has that many and holds any
+    // bytes, and the number of bytes to `len`.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -13,7 +13,8 @@ use defuse_wire::vendor::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Closes the files in the arguments, and opens files of the directory `dir`, as many as are requested and fit.
+/// Closes the files in the arguments, and opens files of the directory `dir`, as many as are
+/// requested and fit.
 pub(crate) fn open(
     connection: &PeerConnection<Arc<dyn FileSystem>>,
     versions: &dyn VersionSource,

@@ -26,7 +26,8 @@ fn are_all_stopped(states: impl Iterator<Item = char>) -> bool {
     living.peek().is_some() && living.all(|state| matches!(state, 'T' | 't'))
 }
 
-/// State and start of a process or thread, proc_pid_stat(5). The name before them may hold anything.
+/// State and start of a process or thread, proc_pid_stat(5). The name before them may hold
+/// anything.
 fn state_and_start(stat: &str) -> Option<(char, u64)> {
     let mut rest = stat.rsplit(')').next()?.split_whitespace();
     let state = rest.next()?.chars().next()?;

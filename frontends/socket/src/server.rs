@@ -57,8 +57,8 @@ pub(crate) fn next_step(errno: Errno) -> &'static str {
     }
 }
 
-/// The users that may connect. Root acts for all users, like a kernel with a mount. Every other user acts
-/// for itself, and the server checks its rights.
+/// The users that may connect. Root acts for all users, like a kernel with a mount. Every other
+/// user acts for itself, and the server checks its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdmissionPolicy {
     /// The user of the server, and root.
@@ -77,8 +77,8 @@ pub struct ServerOptions {
     pub admission: AdmissionPolicy,
     /// Maximum number of connections. INIT of a further one is answered with `ENFILE`.
     pub max_connections: usize,
-    /// Maximum number of connections of a user other than root and the user of the server. A process that forks needs
-    /// one for its child.
+    /// Maximum number of connections of a user other than root and the user of the server. A
+    /// process that forks needs one for its child.
     pub max_connections_of_user: usize,
     /// Limits of each connection.
     pub limits: ConnectionLimits,
@@ -90,9 +90,11 @@ pub struct ServerOptions {
     pub lanes: Option<Arc<dyn TransportUpgrade>>,
     /// The pages of files that clients may read by memory, if there are any.
     pub pages: Option<Arc<dyn PageSource>>,
-    /// The versions of names and attributes, by which clients find out what has not changed, if there are any.
+    /// The versions of names and attributes, by which clients find out what has not changed, if
+    /// there are any.
     pub versions: Option<Arc<dyn VersionSource>>,
-    /// A lock is released if others have waited for it for this long, while its process was stopped. `None`: never.
+    /// A lock is released if others have waited for it for this long, while its process was
+    /// stopped. `None`: never.
     pub dead_after: Option<Duration>,
     /// Limits of each user for threads, answers and requests, over all its connections.
     pub shares: ShareLimits,
@@ -194,9 +196,9 @@ pub(crate) struct ClientTable {
 }
 
 impl SocketServer {
-    /// Listens at `path`, which must not exist, except as a socket whose server is gone. A path that
-    /// begins with `@` is abstract. Only the user of this process may open the socket, unless others
-    /// are admitted.
+    /// Listens at `path`, which must not exist, except as a socket whose server is gone. A path
+    /// that begins with `@` is abstract. Only the user of this process may open the socket, unless
+    /// others are admitted.
     pub fn bind(
         path: &Path,
         fs: Arc<dyn FileSystem>,
@@ -273,8 +275,8 @@ impl SocketServer {
         Ok(SocketServer { shared })
     }
 
-    /// Accepts connections until [`shut_down`](SocketServer::shut_down), and then waits for their end. Returns
-    /// false if some have not ended after eight seconds.
+    /// Accepts connections until [`shut_down`](SocketServer::shut_down), and then waits for their
+    /// end. Returns false if some have not ended after eight seconds.
     pub fn run(&self) -> bool {
         if let Some(limit) = self.shared.options.dead_after {
             watch_stopped(&self.shared, limit);
@@ -283,15 +285,15 @@ impl SocketServer {
         self.shared.end()
     }
 
-    /// Makes [`run`](SocketServer::run) return. No connection is accepted any more, and the existing ones end
-    /// after the replies to their current requests.
+    /// Makes [`run`](SocketServer::run) return. No connection is accepted any more, and the
+    /// existing ones end after the replies to their current requests.
     pub fn shut_down(&self) {
         self.shared.ending.store(true, Ordering::SeqCst);
         let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
     }
 
-    /// The name of the socket, which the caller removes from now on. The server then keeps no descriptor of
-    /// the directory.
+    /// The name of the socket, which the caller removes from now on. The server then keeps no
+    /// descriptor of the directory.
     pub fn take_name(&self) -> Option<SocketName> {
         lock(&self.shared.name).take()
     }
@@ -387,7 +389,8 @@ impl ServerShared {
         self.ending.load(Ordering::SeqCst)
     }
 
-    /// True for the users that are always admitted, without limits: root, and the user of the server.
+    /// True for the users that are always admitted, without limits: root, and the user of the
+    /// server.
     pub(crate) fn trusts(uid: u32) -> bool {
         uid == 0 || uid == rustix::process::geteuid().as_raw()
     }
@@ -459,7 +462,8 @@ impl ServerShared {
         self.part(peer, name);
     }
 
-    /// Releases everything that the client of an ended connection has. From now on no client can begin as its copy.
+    /// Releases everything that the client of an ended connection has. From now on no client can
+    /// begin as its copy.
     pub(crate) fn part(&self, peer: &FusePeer, name: ConnectionNumber) {
         lock(&self.clients).named.remove(&name);
         peer.connection.close();
@@ -495,8 +499,8 @@ impl ServerShared {
         self.changed.notify_all();
     }
 
-    /// Ends all connections, and waits for a limited time: a client may not take its replies, and a file
-    /// system may not answer.
+    /// Ends all connections, and waits for a limited time: a client may not take its replies, and a
+    /// file system may not answer.
     fn end(&self) -> bool {
         // Current requests are still answered, and no more are received.
         let mut clean = self.end_by(Shutdown::Read, END_PATIENCE);
@@ -535,7 +539,8 @@ impl ServerShared {
     }
 }
 
-/// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract address has no name.
+/// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract
+/// address has no name.
 fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<SocketName>> {
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"@") {
         rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?)?;

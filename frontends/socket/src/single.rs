@@ -17,18 +17,19 @@ use crate::peer::FusePeer;
 use crate::server::{ServerOptions, disable_caches, with_locks};
 use crate::waiting::INIT_PATIENCE;
 
-/// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for
-/// all users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts
-/// without a lookup ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)). Calls `ready` when the process has sent
-/// INIT. Returns when either side has shut the socket down for the other one, and everything that the client held is
-/// released.
+/// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET`
+/// socket, which acts for all users: the caller trusts it to check their rights. It may name every
+/// inode by its number, which `fs` accepts without a lookup
+/// ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)). Calls `ready` when the process has sent
+/// INIT. Returns when either side has shut the socket down for the other one, and everything that
+/// the client held is released.
 ///
 /// Of the limits in `options`, the limits of a user apply.
 ///
 /// # Errors
 ///
-/// `ETIMEDOUT` if the client sends nothing in ten seconds, `EPROTO` if it does not speak FUSE, and the errors of the
-/// file system if not everything could be made durable at the end.
+/// `ETIMEDOUT` if the client sends nothing in ten seconds, `EPROTO` if it does not speak FUSE, and
+/// the errors of the file system if not everything could be made durable at the end.
 pub fn serve_one(
     socket: OwnedFd,
     fs: Arc<dyn FileSystem>,
@@ -78,10 +79,11 @@ pub fn serve_one(
     durable
 }
 
-/// Answers INIT on `socket`, a connected `SOCK_SEQPACKET` socket, and starts to serve the file system that `choose` returns for
-/// it, with the options that it returns as far as there is no device. The one process at the other end is trusted as the kernel is:
-/// it checks the rights of users, and nothing is released for it at its end. With `lanes`, requests may come through shared memory,
-/// too.
+/// Answers INIT on `socket`, a connected `SOCK_SEQPACKET` socket, and starts to serve the file
+/// system that `choose` returns for it, with the options that it returns as far as there is no
+/// device. The one process at the other end is trusted as the kernel is: it checks the rights of
+/// users, and nothing is released for it at its end. With `lanes`, requests may come through shared
+/// memory, too.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Threads that serve connections. They are reused: each program that a run starts begins one connection and ends
-//! another.
+//! Threads that serve connections. They are reused: each program that a run starts begins one
+//! connection and ends another.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,7 +1,8 @@
 //! Messages for which the client has left no room, sent by a thread of their own.
 //!
-//! A client that reads nothing may delay itself, but the threads that send deferred replies and notifications serve
-//! other clients, too: a file system that completes the operations of all clients on one thread would stop.
+//! A client that reads nothing may delay itself, but the threads that send deferred replies and
+//! notifications serve other clients, too: a file system that completes the operations of all
+//! clients on one thread would stop.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -16,7 +17,8 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 use crate::messages::errno;
 use crate::peer;
 
-/// Bytes kept for a client. With more, its connection ends: it may make requests without limit, and reads nothing.
+/// Bytes kept for a client. With more, its connection ends: it may make requests without limit, and
+/// reads nothing.
 const MOST: usize = 16 << 20;
 
 /// Bytes that a message takes in addition to its own.
@@ -34,7 +36,8 @@ pub(crate) struct UnsentMessages {
     /// Descriptors that were sent since the client had received everything.
     passed: Mutex<Vec<CountGuard>>,
     queue: Mutex<UnsentQueue>,
-    /// True if there is a queue, or if one of its messages is being sent: later messages go to its end.
+    /// True if there is a queue, or if one of its messages is being sent: later messages go to its
+    /// end.
     waits: AtomicBool,
 }
 
@@ -54,7 +57,8 @@ impl UnsentMessages {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the client reads nothing; its connection ends then. Other errors are the errors of sendmsg(2).
+    /// `ENODEV` if the client reads nothing; its connection ends then. Other errors are the errors
+    /// of sendmsg(2).
     pub(crate) fn send(self: &Arc<Self>, parts: &[IoSlice<'_>]) -> Result<()> {
         if !self.waits.load(Ordering::Acquire) {
             match transmit(&self.socket, parts, SendFlags::DONTWAIT) {
@@ -82,7 +86,8 @@ impl UnsentMessages {
         Ok(())
     }
 
-    /// Starts the thread that sends. False if the user has too many such threads, or if it cannot be started.
+    /// Starts the thread that sends. False if the user has too many such threads, or if it cannot
+    /// be started.
     fn start(self: &Arc<Self>, share: Option<&UserShare>) -> bool {
         let Some(taken) = reserve(share.map(|share| &share.senders), 1) else { return false };
         let unsent = Arc::clone(self);
@@ -94,7 +99,8 @@ impl UnsentMessages {
         thread.spawn(run).is_ok()
     }
 
-    /// Counts a descriptor that is sent now. The connection of a client that receives none of many ends.
+    /// Counts a descriptor that is sent now. The connection of a client that receives none of many
+    /// ends.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-//! Connections that wait for INIT: new ones, and copies that are kept for children ([`COPY`]). The accepting thread
-//! waits for all of them. A connection gets threads of its own when its client sends INIT.
+//! Connections that wait for INIT: new ones, and copies that are kept for children ([`COPY`]). The
+//! accepting thread waits for all of them. A connection gets threads of its own when its client
+//! sends INIT.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -67,7 +68,8 @@ impl ConnectionStage {
 /// The sockets that the accepting thread waits for.
 pub(crate) struct SocketWaitSet(OwnedFd);
 
-/// The sockets of connections. Clients that have ended are found in as many steps as there are such clients.
+/// The sockets of connections. Clients that have ended are found in as many steps as there are such
+/// clients.
 pub(crate) struct EndedClients(OwnedFd);
 
 /// The number of ended clients that are found at once. Others are found when these are gone.
@@ -200,8 +202,8 @@ impl ServerShared {
             if refusal.is_some() && clients.refused >= MOST_REFUSED {
                 return;
             }
-            // A process that has changed its user since it connected makes a connection for its child,
-            // and identifies itself by the number of its own connection.
+            // A process that has changed its user since it connected makes a connection for its
+            // child, and identifies itself by the number of its own connection.
             if !admitted && refusal.is_none() && clients.strangers >= MOST_STRANGERS {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
@@ -305,9 +307,10 @@ impl ServerShared {
         self.end_stage(number, &socket, stage);
     }
 
-    /// Makes a copy of a connection for a child that may need it, which then waits with all other connections.
-    /// Copying takes time in proportion to the connection's inodes and open files. Therefore a thread of its own
-    /// makes the copy, and no lock of the server is held. False if the connection ends.
+    /// Makes a copy of a connection for a child that may need it, which then waits with all other
+    /// connections. Copying takes time in proportion to the connection's inodes and open files.
+    /// Therefore a thread of its own makes the copy, and no lock of the server is held. False if
+    /// the connection ends.
     fn copy_apart(
         &self,
         number: u64,
@@ -412,7 +415,8 @@ impl ServerShared {
         Ok(ConnectionWork::Client { peer, name: own })
     }
 
-    /// Serves a connection on a thread of its own. Without one, the objects that it holds are released here.
+    /// Serves a connection on a thread of its own. Without one, the objects that it holds are
+    /// released here.
     fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: ConnectionWork) {
         let kept = begin.clone();
         let shared = Arc::clone(self);

@@ -41,9 +41,10 @@ impl CacheGrants {
         grant.fresh |= mask;
     }
 
-    /// Returns the frontends of `mask` that may have the attributes. If there are any, the caller notifies them, and
-    /// then calls [`end`](CacheGrants::end). Until then they count as frontends that have the attributes, so that
-    /// another change notifies them again: it must not be answered before they have dropped the attributes.
+    /// Returns the frontends of `mask` that may have the attributes. If there are any, the caller
+    /// notifies them, and then calls [`end`](CacheGrants::end). Until then they count as frontends
+    /// that have the attributes, so that another change notifies them again: it must not be
+    /// answered before they have dropped the attributes.
     pub(super) fn begin(&self, ino: Ino, mask: FrontendMask) -> FrontendMask {
         let mut shard = self.shard(ino);
         let Some(grant) = shard.get_mut(&ino.0) else { return 0 };

@@ -1,53 +1,59 @@
 //! The frontends of one file system, and what each of them may cache.
 //!
-//! A single frontend may cache every answer for as long as the file system says: no other frontend changes anything.
-//! With several, each may still cache names and attributes, if it drops them before a change by another one is
-//! answered. A change of names therefore ends in [`Frontends::notify_names`], any other in
-//! [`Frontends::notify_attributes`], with the [`Origin`] that made it. The origin itself is not notified: a kernel and
-//! the in-process client know what they have changed. The caller holds no lock that an operation takes, and the change
-//! has taken effect.
+//! A single frontend may cache every answer for as long as the file system says: no other frontend
+//! changes anything. With several, each may still cache names and attributes, if it drops them
+//! before a change by another one is answered. A change of names therefore ends in
+//! [`Frontends::notify_names`], any other in [`Frontends::notify_attributes`], with the [`Origin`]
+//! that made it. The origin itself is not notified: a kernel and the in-process client know what
+//! they have changed. The caller holds no lock that an operation takes, and the change has taken
+//! effect.
 //!
 //! # Names
 //!
-//! The names of a frontend are dropped all at once, by [`Notify::increment_epoch`]. Dropping a single name of a kernel
-//! mount ([`Notify::invalidate_entry`]) takes the lock of its directory, which an operation holds until it is
-//! answered: two mounts that change one directory would wait for each other. Incrementing the epoch takes no lock.
+//! The names of a frontend are dropped all at once, by [`Notify::increment_epoch`]. Dropping a
+//! single name of a kernel mount ([`Notify::invalidate_entry`]) takes the lock of its directory,
+//! which an operation holds until it is answered: two mounts that change one directory would wait
+//! for each other. Incrementing the epoch takes no lock.
 //!
-//! An answer that is under way is covered, too. The kernel reads the epoch before it sends a LOOKUP or a creation, and
-//! stamps the name with that number when the answer comes. If the epoch was incremented meanwhile, the name is outdated
-//! when it arrives, and is looked up again at its first use. READDIRPLUS is the exception: there the kernel reads the epoch
-//! after the answer. So listings come without entries while there are several frontends
-//! ([`Frontends::lists_entries`]).
+//! An answer that is under way is covered, too. The kernel reads the epoch before it sends a LOOKUP
+//! or a creation, and stamps the name with that number when the answer comes. If the epoch was
+//! incremented meanwhile, the name is outdated when it arrives, and is looked up again at its first
+//! use. READDIRPLUS is the exception: there the kernel reads the epoch after the answer. So
+//! listings come without entries while there are several frontends ([`Frontends::lists_entries`]).
 //!
-//! The epoch need not be incremented for a frontend that was given no name since the last time. So each
-//! has a mark, which [`Frontends::name_lifetime`] sets *before* names are read. A change of names reads it *after* the change: either
-//! it finds the mark, or the lookup finds the new name. The mark goes when the epoch has been incremented, not before:
-//! another change meanwhile must not be answered earlier, so it increments the epoch itself.
+//! The epoch need not be incremented for a frontend that was given no name since the last time. So
+//! each has a mark, which [`Frontends::name_lifetime`] sets *before* names are read. A change of
+//! names reads it *after* the change: either it finds the mark, or the lookup finds the new name.
+//! The mark goes when the epoch has been incremented, not before: another change meanwhile must not
+//! be answered earlier, so it increments the epoch itself.
 //!
 //! # Attributes
 //!
-//! The attributes of one inode are dropped by [`Notify::invalidate_inode`] without a range, for which a kernel takes no
-//! lock but a spin lock. Only the answer to `getattr` may then be cached. The kernel discards one that is under way if the
-//! inode was invalidated since the request. For an inode that it does not know yet, it cannot do that, so the
-//! answer to a lookup or creation may be old when it arrives. The answer to `setattr` is stored without that check.
-//! [`AnswerLifetime::attributes`] and [`Frontends::reply_attribute_lifetime`] are therefore zero with several frontends.
+//! The attributes of one inode are dropped by [`Notify::invalidate_inode`] without a range, for
+//! which a kernel takes no lock but a spin lock. Only the answer to `getattr` may then be cached.
+//! The kernel discards one that is under way if the inode was invalidated since the request. For an
+//! inode that it does not know yet, it cannot do that, so the answer to a lookup or creation may be
+//! old when it arrives. The answer to `setattr` is stored without that check.
+//! [`AnswerLifetime::attributes`] and [`Frontends::reply_attribute_lifetime`] are therefore zero
+//! with several frontends.
 //!
-//! Marks for attributes are kept by inode, for each frontend one bit: set before attributes are read, found by a change
-//! after it took effect, cleared when the invalidation has returned. An inode has no entry any more when a change has taken all its
-//! bits, or its last lookup was forgotten ([`Frontends::record_forget`]).
+//! Marks for attributes are kept by inode, for each frontend one bit: set before attributes are
+//! read, found by a change after it took effect, cleared when the invalidation has returned. An
+//! inode has no entry any more when a change has taken all its bits, or its last lookup was
+//! forgotten ([`Frontends::record_forget`]).
 //!
 //! # The first frontend
 //!
-//! As long as a frontend is the only one, nothing is marked, which costs it one relaxed load for each operation. When
-//! the second comes, the first drops its names, and data and attributes of all inodes that it may know. An answer may
-//! be under way at this moment. So from then on it counts as a frontend that may cache everything: it is notified of
-//! each change, as long as it is attached.
+//! As long as a frontend is the only one, nothing is marked, which costs it one relaxed load for
+//! each operation. When the second comes, the first drops its names, and data and attributes of all
+//! inodes that it may know. An answer may be under way at this moment. So from then on it counts as
+//! a frontend that may cache everything: it is notified of each change, as long as it is attached.
 //!
 //! # Data
 //!
-//! Pages are not dropped by a change: a kernel waits for a page that is being read or written, so two mounts could wait
-//! for each other. With several frontends, files are opened without a cache ([`Frontends::cache_mode`]). A file that was opened before
-//! keeps its cache until it is closed.
+//! Pages are not dropped by a change: a kernel waits for a page that is being read or written, so
+//! two mounts could wait for each other. With several frontends, files are opened without a cache
+//! ([`Frontends::cache_mode`]). A file that was opened before keeps its cache until it is closed.
 
 mod grants;
 mod slot;
@@ -76,12 +82,12 @@ pub struct Frontends {
     grants: CacheGrants,
 }
 
-/// One slot for each call of [`Frontends::attach`], oldest first. Replaced as a whole, so that a change holds no lock
-/// while it notifies the frontends.
+/// One slot for each call of [`Frontends::attach`], oldest first. Replaced as a whole, so that a
+/// change holds no lock while it notifies the frontends.
 type FrontendSlots = Arc<[Arc<FrontendSlot>]>;
 
-/// How long a frontend may cache an answer with a name, from [`Frontends::name_lifetime`]. Only that makes one, so that an answer which
-/// needs it was marked before.
+/// How long a frontend may cache an answer with a name, from [`Frontends::name_lifetime`]. Only
+/// that makes one, so that an answer which needs it was marked before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AnswerLifetime {
@@ -92,7 +98,8 @@ pub struct AnswerLifetime {
 }
 
 impl Frontends {
-    /// No frontends. `valid_for` is how long a frontend may cache an answer, unless it is notified of a change.
+    /// No frontends. `valid_for` is how long a frontend may cache an answer, unless it is notified
+    /// of a change.
     pub fn new(valid_for: Duration) -> Self {
         Frontends {
             valid_for,
@@ -103,12 +110,13 @@ impl Frontends {
         }
     }
 
-    /// Adds a frontend. `known` returns the inodes that the first one may know, and is called if this is the second.
-    /// Call it without locks that an operation takes: it returns when the first one has dropped what it
-    /// cached.
+    /// Adds a frontend. `known` returns the inodes that the first one may know, and is called if
+    /// this is the second. Call it without locks that an operation takes: it returns when the first
+    /// one has dropped what it cached.
     ///
-    /// A frontend that is attached twice has the file system at two places. It would need notifications of its own
-    /// changes, so it caches nothing as long as there are several attachments.
+    /// A frontend that is attached twice has the file system at two places. It would need
+    /// notifications of its own changes, so it caches nothing as long as there are several
+    /// attachments.
     pub fn attach(
         &self,
         origin: Origin,
@@ -159,13 +167,13 @@ impl Frontends {
     /// True where several frontends are attached.
     #[inline]
     pub fn is_shared(&self) -> bool {
-        // A frontend attaches before its first operation. A thread that changes what that operation has read finds this
-        // set, by the lock under which it was read.
+        // A frontend attaches before its first operation. A thread that changes what that operation
+        // has read finds this set, by the lock under which it was read.
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// How long `origin` may cache the name, and its attributes, in an answer to a lookup or creation. Call it before
-    /// names are read or made.
+    /// How long `origin` may cache the name, and its attributes, in an answer to a lookup or
+    /// creation. Call it before names are read or made.
     #[inline]
     pub fn name_lifetime(&self, origin: Origin) -> AnswerLifetime {
         if self.is_shared() {
@@ -187,7 +195,8 @@ impl Frontends {
         }
     }
 
-    /// How long `origin` may cache the answer to `getattr`, or the ACLs of the inode. Call it before they are read.
+    /// How long `origin` may cache the answer to `getattr`, or the ACLs of the inode. Call it
+    /// before they are read.
     #[inline]
     pub fn attribute_lifetime(&self, origin: Origin, ino: Ino) -> Duration {
         if !self.is_shared() {
@@ -200,13 +209,15 @@ impl Frontends {
         self.valid_for
     }
 
-    /// How long attributes may be cached that come with an answer to anything but `getattr`, a lookup and a creation.
+    /// How long attributes may be cached that come with an answer to anything but `getattr`, a
+    /// lookup and a creation.
     #[inline]
     pub fn reply_attribute_lifetime(&self) -> Duration {
         if self.is_shared() { Duration::ZERO } else { self.valid_for }
     }
 
-    /// True if a listing may come with entries. Otherwise it has names only ([`DirBuf::push`](crate::DirBuf::push)).
+    /// True if a listing may come with entries. Otherwise it has names only
+    /// ([`DirBuf::push`](crate::DirBuf::push)).
     #[inline]
     pub fn lists_entries(&self) -> bool {
         !self.is_shared()
@@ -227,9 +238,10 @@ impl Frontends {
         self.cache_mode() == CacheMode::Keep
     }
 
-    /// Notifies all frontends but `origin` that names were changed, and with them the attributes of `inodes`: the
-    /// directories, and the inodes whose link count or change time is another one. Call it after the change, and before
-    /// its answer. When it returns, no frontend has the old names any more.
+    /// Notifies all frontends but `origin` that names were changed, and with them the attributes of
+    /// `inodes`: the directories, and the inodes whose link count or change time is another one.
+    /// Call it after the change, and before its answer. When it returns, no frontend has the old
+    /// names any more.
     #[inline]
     pub fn notify_names(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
@@ -237,8 +249,8 @@ impl Frontends {
         }
     }
 
-    /// Notifies all frontends but `origin` that the attributes or ACLs of `inodes` were changed. Call it after the
-    /// change, and before its answer.
+    /// Notifies all frontends but `origin` that the attributes or ACLs of `inodes` were changed.
+    /// Call it after the change, and before its answer.
     #[inline]
     pub fn notify_attributes(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
@@ -246,13 +258,14 @@ impl Frontends {
         }
     }
 
-    /// True if `origin` reads from pages of its own, without a request ([`Notify::reads_own_pages`]).
+    /// True if `origin` reads from pages of its own, without a request
+    /// ([`Notify::reads_own_pages`]).
     pub fn reads_own_pages(&self, origin: Origin) -> bool {
         self.slots().iter().any(|slot| slot.origin == origin && slot.reads_own_pages())
     }
 
-    /// Notifies all frontends, `origin` included, that the access time of `ino` was changed by an answer that holds no
-    /// attributes.
+    /// Notifies all frontends, `origin` included, that the access time of `ino` was changed by an
+    /// answer that holds no attributes.
     pub fn notify_access_time(&self, ino: Ino) {
         if self.is_shared() {
             self.tell(Origin::NONE, false, &[ino]);
@@ -265,7 +278,8 @@ impl Frontends {
     #[inline]
     pub fn record_forget(&self, ino: Ino) {
         if self.is_shared() {
-            // A frontend may use a number without a lookup (`resolve`), so that it may still have attributes.
+            // A frontend may use a number without a lookup (`resolve`), so that it may still have
+            // attributes.
             let slots = self.slots();
             self.drop_attributes(slots.iter().filter(|slot| !slot.has_everything()), ino);
         }

@@ -105,7 +105,8 @@ impl FrontendSlot {
         }
     }
 
-    /// Takes in that the frontend did not drop something: from now on, it is given nothing to cache.
+    /// Takes in that the frontend did not drop something: from now on, it is given nothing to
+    /// cache.
     fn check(&self, dropped: Result<()>) {
         match dropped {
             // It does not know the inode, or has ended.

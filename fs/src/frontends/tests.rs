@@ -180,7 +180,8 @@ fn attributes_are_dropped_for_their_inode_and_where_they_were_given() {
     assert_eq!((a.1.inodes(), all.grants.len()), (vec![(INO, false)], 0), "no mark is left");
 }
 
-/// The second change found the mark of the first taken away, and was answered while the old names were still shown.
+/// The second change found the mark of the first taken away, and was answered while the old names
+/// were still shown.
 #[test]
 fn a_change_during_an_increment_increments_the_epoch_itself() {
     let ThreeFrontends { all, a, b, .. } = three();
@@ -235,7 +236,8 @@ fn attributes_given_during_an_invalidation_are_dropped_by_the_next_change() {
     assert_eq!((b.1.inodes().len(), all.grants.len()), (2, 0));
 }
 
-/// The first of two invalidations that end took the mark of the attributes that the second had not dropped yet.
+/// The first of two invalidations that end took the mark of the attributes that the second had not
+/// dropped yet.
 #[test]
 fn an_invalidation_that_ends_takes_no_mark_from_one_that_runs() {
     let grants = CacheGrants::new();
@@ -288,7 +290,8 @@ fn a_frontend_that_does_not_drop_at_once_caches_nothing_beside_others() {
     );
 }
 
-/// A frontend that does not drop at once receives a request to drop its names; a kernel before 6.16 cannot do that.
+/// A frontend that does not drop at once receives a request to drop its names; a kernel before 6.16
+/// cannot do that.
 #[test]
 fn a_first_frontend_that_does_not_drop_at_once_is_asked_to_drop_its_names() {
     let all = Frontends::new(VALID);
@@ -380,8 +383,8 @@ fn sixty_four_frontends_cache_and_a_place_that_becomes_free_is_used_again() {
     assert!(many[1..40].iter().all(|(_, ear)| ear.inodes() == [(INO, false)]));
 }
 
-/// A reader keeps what it has read until a notification, and then reads again; a writer changes a number, notifies the
-/// reader, and then looks at what the reader shows.
+/// A reader keeps what it has read until a notification, and then reads again; a writer changes a
+/// number, notifies the reader, and then looks at what the reader shows.
 #[test]
 fn no_thread_sees_an_old_value_after_a_change_has_returned() {
     /// The cache of the reader: the value, valid while the epoch is that from before the request.
@@ -459,7 +462,8 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
                             true => all.notify_names(origin, &[]),
                             false => all.notify_attributes(origin, &[INO]),
                         }
-                        // The thread of this test reads as another thread of the reader's program would.
+                        // The thread of this test reads as another thread of the reader's program
+                        // would.
                         let seen = cache.look(all, reader, truth, names);
                         assert!(seen >= mine, "{seen} after {mine}");
                     }

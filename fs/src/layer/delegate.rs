@@ -1,24 +1,26 @@
 //! The macro that forwards the contract.
 
-/// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the same method of an
-/// inner file system. Methods named after `except` are left to the layer. A new method of the trait needs two lines
-/// here and one in [`Method`](crate::layer::Method), and then every layer implements it.
+/// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the
+/// same method of an inner file system. Methods named after `except` are left to the layer. A new
+/// method of the trait needs two lines here and one in [`Method`](crate::layer::Method), and then
+/// every layer implements it.
 ///
 /// * `delegate!(to inner)` calls `self.inner`.
-/// * `delegate!(intercept inner)` passes each method that has a caller through the layer's own
-///   `fn intercept<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`. The others (`caps`, `negative_lifetime`, `attach`, `detach`, `figures`, `notes`, `forget`,
-///   `failure_domain`, `lifecycle`, `submit`,
-///   `setlkw`) call `self.inner` directly, and bypass `intercept`.
+/// * `delegate!(intercept inner)` passes each method that has a caller through the layer's own `fn
+///   intercept<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>) ->
+///   Result<T>`. The others (`caps`, `negative_lifetime`, `attach`, `detach`, `figures`, `notes`,
+///   `forget`, `failure_domain`, `lifecycle`, `submit`, `setlkw`) call `self.inner` directly, and
+///   bypass `intercept`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems, and has no exceptions.
 ///
-/// [`shortcuts`](crate::FileSystem::shortcuts) is forwarded, too, unless the shortcuts of the inner file system would bypass the layer:
-/// one of `intercept` or `map`, or with a `lookup`, `open`, `create`, `write`, `flush` or `release` of its own. Such a layer has the trait's
-/// default, and hides them. It offers those that it knows by a `shortcuts` of its own that returns `Some(self)`, and, inside an
-/// `impl Shortcuts for ..`, by `delegate!(to inner, only resolve, peek)`, or the same with `intercept` or `map`. Only the named
-/// shortcuts are forwarded.
+/// [`shortcuts`](crate::FileSystem::shortcuts) is forwarded, too, unless the shortcuts of the inner
+/// file system would bypass the layer: one of `intercept` or `map`, or with a `lookup`, `open`,
+/// `create`, `write`, `flush` or `release` of its own. Such a layer has the trait's default, and
+/// hides them. It offers those that it knows by a `shortcuts` of its own that returns `Some(self)`,
+/// and, inside an `impl Shortcuts for ..`, by `delegate!(to inner, only resolve, peek)`, or the
+/// same with `intercept` or `map`. Only the named shortcuts are forwarded.
 ///
 /// ```
 /// use defuse_fs::*;

@@ -3,8 +3,8 @@
 macro_rules! methods {
     ($($variant:ident $name:literal $changes:literal,)*;
      $($short:ident $called:literal $alters:literal,)*) => {
-        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail, or a shortcut.
-        /// [`delegate!`](crate::delegate) passes it to `around`.
+        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail, or a
+        /// shortcut. [`delegate!`](crate::delegate) passes it to `around`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Method {
             $(#[doc = concat!("[`FileSystem::", $name, "`](crate::FileSystem::", $name, ").")]

@@ -9,9 +9,9 @@ use crate::{
     Result, Shortcuts, delegate,
 };
 
-/// A directory of the inner file system as the root. `..` does not leave it. A directory that another client moves out
-/// of this directory remains accessible to callers that know its number, as for a process in chroot(2). This layer is
-/// not a security boundary.
+/// A directory of the inner file system as the root. `..` does not leave it. A directory that
+/// another client moves out of this directory remains accessible to callers that know its number,
+/// as for a process in chroot(2). This layer is not a security boundary.
 #[derive(Debug)]
 pub struct SubdirLayer<F: FileSystem> {
     inner: F,
@@ -109,8 +109,8 @@ impl<F: FileSystem> Shortcuts for SubdirLayer<F> {
     delegate!(map inner, only resolve, peek);
 }
 
-/// The number in the layer of an inode of the inner file system. The frontend does not know the inner
-/// file system's root.
+/// The number in the layer of an inode of the inner file system. The frontend does not know the
+/// inner file system's root.
 fn outer(base: Ino, ino: Ino) -> Option<Ino> {
     match ino {
         ino if ino == base => Some(Ino::ROOT),

@@ -3,10 +3,12 @@
 use crate::layer::Method;
 use crate::{Context, FileSystem, Result, Shortcuts, delegate};
 
-/// The inner file system, each change of which is durable when it is answered: the mount options `dirsync` and `sync` of mount(8). The
-/// kernel syncs written data itself, but leaves names and attributes to the file system.
+/// The inner file system, each change of which is durable when it is answered: the mount options
+/// `dirsync` and `sync` of mount(8). The kernel syncs written data itself, but leaves names and
+/// attributes to the file system.
 ///
-/// A change that cannot be made durable has happened, and fails with the error of [`FileSystem::syncfs`].
+/// A change that cannot be made durable has happened, and fails with the error of
+/// [`FileSystem::syncfs`].
 #[derive(Clone, Debug)]
 pub struct SynchronousLayer<F> {
     inner: F,

@@ -123,16 +123,17 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     /// `EAGAIN` if another lock conflicts, with `EINVAL` for an invalid range, and with `ENOLCK` if
     /// there are too many locks. Adds the waits that have thereby ended to `granted`.
     ///
-    /// Changing the type of a flock lock drops the old one first, as on Linux. The old lock is lost if the new one is
-    /// not available.
+    /// Changing the type of a flock lock drops the old one first, as on Linux. The old lock is lost
+    /// if the new one is not available.
     pub fn set(&mut self, file: K, request: &LockRequest, granted: &mut Vec<W>) -> Result<()> {
         let request = normal(request)?;
         self.apply(file, &request, granted)
     }
 
-    /// Sets the lock as [`LockTable::set`] does, but queues the request of the user `uid` if another lock conflicts.
-    /// Fails with `ENOLCK` if there are too many waits, in all or of this user, and with `EDEADLK` if a POSIX lock
-    /// would deadlock, because its owner holds a lock for which the holders wait.
+    /// Sets the lock as [`LockTable::set`] does, but queues the request of the user `uid` if
+    /// another lock conflicts. Fails with `ENOLCK` if there are too many waits, in all or of this
+    /// user, and with `EDEADLK` if a POSIX lock would deadlock, because its owner holds a lock for
+    /// which the holders wait.
     pub fn wait(
         &mut self,
         (file, uid): (K, u32),

@@ -32,8 +32,8 @@ macro_rules! of_members {
     };
 }
 
-/// The error of a file system that lacks an operation. The others may have it, and after `ENOSYS` a frontend would no
-/// longer call them either.
+/// The error of a file system that lacks an operation. The others may have it, and after `ENOSYS` a
+/// frontend would no longer call them either.
 fn replace_enosys(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno }
 }
@@ -74,7 +74,8 @@ impl Namespace {
         }
     }
 
-    /// The directory of a name that is to go, in its file system. Names of the namespace stay (`EBUSY`).
+    /// The directory of a name that is to go, in its file system. Names of the namespace stay
+    /// (`EBUSY`).
     fn removal(&self, parent: Ino, name: Name<'_>) -> Result<(MemberRef<'_>, Ino)> {
         match self.place(parent)? {
             NamespacePlace::There(at, inner) => Ok((at, inner)),
@@ -498,7 +499,8 @@ impl FileSystem for Namespace {
 
     // ---- the file system as a whole -------------------------------------------------------
 
-    /// Space of the file system that has the inode; of all together for directories of the namespace.
+    /// Space of the file system that has the inode; of all together for directories of the
+    /// namespace.
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
         if let NamespacePlace::There(at, inner) = self.place(ino)? {
             return at.fs.statfs(cx, inner);
@@ -566,7 +568,8 @@ impl Namespace {
 }
 
 impl MemberRef<'_> {
-    /// A file that was created and is open. It is closed again where the namespace has no number for it.
+    /// A file that was created and is open. It is closed again where the namespace has no number
+    /// for it.
     fn register_created(
         self,
         cx: &Context<'_>,

@@ -1,10 +1,12 @@
 //! Several file systems in one tree.
 //!
-//! A [`Namespace`] shows each file system as a directory at its path. The directories above them are its own, and
-//! cannot be changed. A name is never moved or linked from one file system to another (`EXDEV`), as between mounts.
+//! A [`Namespace`] shows each file system as a directory at its path. The directories above them
+//! are its own, and cannot be changed. A name is never moved or linked from one file system to
+//! another (`EXDEV`), as between mounts.
 //!
 //! The number of an inode has the number of its file system in its highest 8 bits, and below it the
-//! number that the file system gave. So nothing is remembered for an inode, and no number means two of them.
+//! number that the file system gave. So nothing is remembered for an inode, and no number means two
+//! of them.
 
 mod fs;
 #[cfg(test)]
@@ -30,9 +32,9 @@ pub struct NamespaceMember {
     pub path: String,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
-    /// Others may change it without the namespace, which stays [exclusive](crate::Caps::exclusive) for its other file systems.
-    /// Nothing of this one may be cached: it answers no whole paths, and [`is_apart`](Namespace::is_apart) informs
-    /// frontends.
+    /// Others may change it without the namespace, which stays [exclusive](crate::Caps::exclusive)
+    /// for its other file systems. Nothing of this one may be cached: it answers no whole paths,
+    /// and [`is_apart`](Namespace::is_apart) informs frontends.
     pub apart: bool,
 }
 
@@ -84,8 +86,9 @@ impl Namespace {
         NamespaceTree::new(paths, Caller::default()).map(drop)
     }
 
-    /// The namespace of `members`. Its own directories belong to `owner`. File systems without locks get a keeper of
-    /// locks, as the frontend calls them through one file system that has them.
+    /// The namespace of `members`. Its own directories belong to `owner`. File systems without
+    /// locks get a keeper of locks, as the frontend calls them through one file system that has
+    /// them.
     ///
     /// # Errors
     ///
@@ -110,13 +113,14 @@ impl Namespace {
         &self.members
     }
 
-    /// The file system that has `ino`, by its number, and the number that `ino` has there. `None` for
-    /// directories of the namespace, and for numbers that it never gave.
+    /// The file system that has `ino`, by its number, and the number that `ino` has there. `None`
+    /// for directories of the namespace, and for numbers that it never gave.
     pub fn member_of(&self, ino: Ino) -> Option<(usize, Ino)> {
         Namespace::split(ino, self.members.len())
     }
 
-    /// Returns the result of [`member_of`](Namespace::member_of), for a namespace of so many file systems.
+    /// Returns the result of [`member_of`](Namespace::member_of), for a namespace of so many file
+    /// systems.
     pub fn split(ino: Ino, members: usize) -> Option<(usize, Ino)> {
         let index = ((ino.0 >> REST) as usize).checked_sub(1)?;
         (index < members).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
@@ -154,7 +158,8 @@ impl MemberRef<'_> {
         outer(self.index, inner)
     }
 
-    /// The entry that the namespace gives. Fails with `EOVERFLOW` for an inode whose number is too large.
+    /// The entry that the namespace gives. Fails with `EOVERFLOW` for an inode whose number is too
+    /// large.
     fn entry(self, entry: Entry) -> Result<Entry> {
         let Some(ino) = self.ino(entry.ino) else {
             self.fs.forget(entry.ino, 1);
@@ -163,8 +168,8 @@ impl MemberRef<'_> {
         Ok(Entry { ino, attr: self.attr(entry.attr), ..entry })
     }
 
-    /// Attributes with a number for programs that no other file system of the namespace uses, unless its own are
-    /// very large.
+    /// Attributes with a number for programs that no other file system of the namespace uses,
+    /// unless its own are very large.
     fn attr(self, attr: Attr) -> Attr {
         Attr { st_ino: self.st_ino(attr.st_ino), ..attr }
     }

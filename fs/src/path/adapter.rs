@@ -80,7 +80,8 @@ impl<P: PathFileSystem> PathAdapter<P> {
         }
     }
 
-    /// Does the work of [`with_file`](Self::with_file), for operations that also apply to directories.
+    /// Does the work of [`with_file`](Self::with_file), for operations that also apply to
+    /// directories.
     fn with_any<T>(
         &self,
         cx: &Context<'_>,

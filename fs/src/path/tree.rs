@@ -8,9 +8,9 @@ use crate::{Errno, Fh, FileKind, Ino, Result};
 /// A name in a directory.
 type PathName<'a> = (Ino, &'a [u8]);
 
-/// Nodes by number. The adapter assigns the numbers in sequence, so that clients cannot provoke collisions, and a
-/// multiplication spreads them well. With the default hasher, hashing took most of the time of an operation. Names use
-/// the default hasher, because any client chooses names.
+/// Nodes by number. The adapter assigns the numbers in sequence, so that clients cannot provoke
+/// collisions, and a multiplication spreads them well. With the default hasher, hashing took most
+/// of the time of an operation. Names use the default hasher, because any client chooses names.
 type PathNodes = HashMap<Ino, PathNode, BuildHasherDefault<InoHasher>>;
 
 #[derive(Debug, Default)]

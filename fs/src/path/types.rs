@@ -55,7 +55,8 @@ impl fmt::Debug for PathRef<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathFile<'a> {
     /// Its present path, which may differ from the path at open. `None` with
-    /// [`PathCaps::handles_survive_unlink`], unless [`PathCaps::paths_while_named`] is set and the file has a name.
+    /// [`PathCaps::handles_survive_unlink`], unless [`PathCaps::paths_while_named`] is set and the
+    /// file has a name.
     pub path: Option<PathRef<'a>>,
     /// The handle that open, create or opendir returned.
     pub fh: Fh,
@@ -138,10 +139,11 @@ pub struct PathCaps {
     /// When an open file is unlinked, it is kept under the hidden name `.defuse_hidden` with a
     /// number, in the same directory, until it is released.
     pub handles_survive_unlink: bool,
-    /// With [`handles_survive_unlink`](Self::handles_survive_unlink): an operation on an open file comes with the present path
-    /// nevertheless, while the file has one.
+    /// With [`handles_survive_unlink`](Self::handles_survive_unlink): an operation on an open file
+    /// comes with the present path nevertheless, while the file has one.
     pub paths_while_named: bool,
-    /// Programs see [`Attr::st_ino`] of the backend, although it does not identify a file ([`stable_ino`](Self::stable_ino)).
+    /// Programs see [`Attr::st_ino`] of the backend, although it does not identify a file
+    /// ([`stable_ino`](Self::stable_ino)).
     pub shows_st_ino: bool,
     /// The time for which the frontend may cache names.
     pub entry_valid_for: std::time::Duration,

@@ -28,8 +28,8 @@ impl AccessTimeRule {
     }
 }
 
-/// True if reading at `now` changes the access time, by the rule of `relatime` (mount(8)): it is not later than the newest change, or a
-/// day old.
+/// True if reading at `now` changes the access time, by the rule of `relatime` (mount(8)): it is
+/// not later than the newest change, or a day old.
 pub fn access_time_is_due(access: Timestamp, newest_change: Timestamp, now: Timestamp) -> bool {
     access <= newest_change || access.secs.saturating_add(DAY) <= now.secs
 }

@@ -1,12 +1,13 @@
-//! Changes that only the owner may make, for file systems whose frontends may know an owner that has changed since.
+//! Changes that only the owner may make, for file systems whose frontends may know an owner that
+//! has changed since.
 
 use crate::{Attr, Context, Errno, Fh, OwnerCapability, Result, SetAttr, SetTime, XattrName};
 
-/// Fails with `EPERM` if only another user may make the change `set` to a file with the attributes `attr`: its owner, root, or
-/// a user with the capability over it.
+/// Fails with `EPERM` if only another user may make the change `set` to a file with the attributes
+/// `attr`: its owner, root, or a user with the capability over it.
 ///
-/// The kernel checks changes by an open file with the owner that it has cached, however old that is: such a call looks nothing up.
-/// The frontend has checked everything else.
+/// The kernel checks changes by an open file with the owner that it has cached, however old that
+/// is: such a call looks nothing up. The frontend has checked everything else.
 pub fn check_owner_change(
     cx: &Context<'_>,
     attr: &Attr,
@@ -34,13 +35,14 @@ pub fn check_new_owner(cx: &Context<'_>, attr: &Attr, set: &SetAttr) -> Result<(
     Err(Errno::EPERM)
 }
 
-/// True if `set` changes no owner, and clears set-user-id and set-group-id: a change of data by any user does so. A frontend
-/// may set the present owner for that.
+/// True if `set` changes no owner, and clears set-user-id and set-group-id: a change of data by any
+/// user does so. A frontend may set the present owner for that.
 pub fn is_only_clearing(attr: &Attr, set: &SetAttr) -> bool {
     set.kill_suidgid && set.gid.is_none() && set.uid.is_none_or(|uid| uid == attr.uid)
 }
 
-/// Fails with `EPERM` if only another user may set the attribute `name`, which is so for access lists.
+/// Fails with `EPERM` if only another user may set the attribute `name`, which is so for access
+/// lists.
 pub fn check_owner_xattr(cx: &Context<'_>, attr: &Attr, name: XattrName<'_>) -> Result<()> {
     let owner = (attr.uid, attr.gid);
     let is_free = !name.is_acl() || is_owner_or_root(cx, attr);
@@ -54,15 +56,16 @@ fn is_owner_or_root(cx: &Context<'_>, attr: &Attr) -> bool {
     cx.caller.uid == 0 || cx.caller.uid == attr.uid
 }
 
-/// True if the mode in `set` requires no ownership. A change of data by any user removes set-user-id and set-group-id, which some
-/// frontends do by the mode.
+/// True if the mode in `set` requires no ownership. A change of data by any user removes
+/// set-user-id and set-group-id, which some frontends do by the mode.
 pub fn is_mode_free(attr: &Attr, set: &SetAttr) -> bool {
     set.perm.is_none_or(|perm| perm & !attr.perm == 0 && attr.perm & !perm & !0o6000 == 0)
 }
 
-/// True if the times in `set` require no ownership: the present time for both, which needs the permission to write alone, and
-/// times that belong to a change of data. The kernel names the open file only for ftruncate(2) and for times of its write cache,
-/// and the change time only with that cache.
+/// True if the times in `set` require no ownership: the present time for both, which needs the
+/// permission to write alone, and times that belong to a change of data. The kernel names the open
+/// file only for ftruncate(2) and for times of its write cache, and the change time only with that
+/// cache.
 pub fn are_times_free(fh: Option<Fh>, set: &SetAttr) -> bool {
     let times = [set.atime, set.mtime];
     let is_touch = times == [Some(SetTime::Now); 2];

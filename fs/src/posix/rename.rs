@@ -26,8 +26,8 @@ pub fn check_kinds(source_is_dir: bool, target_is_dir: bool) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Fails with the errors of `parent`, and `ELOOP` after 2^20 steps. No path is that long, so that only concurrent
-/// renames can cause it.
+/// Fails with the errors of `parent`, and `ELOOP` after 2^20 steps. No path is that long, so that
+/// only concurrent renames can cause it.
 pub fn child_towards(
     upper: Ino,
     lower: Ino,

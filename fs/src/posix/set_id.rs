@@ -12,9 +12,9 @@ pub fn drop_set_id(perm: u32, is_member: bool) -> u32 {
     perm & !SUID & if keeps_sgid { !0 } else { !SGID }
 }
 
-/// Returns true if a change of the data or the owner by the caller clears set-group-id of a file that its group may not
-/// execute: the caller is no member of the group. A caller whose groups are not known keeps it. All other bits are
-/// cleared for every caller ([`drop_set_id`]).
+/// Returns true if a change of the data or the owner by the caller clears set-group-id of a file
+/// that its group may not execute: the caller is no member of the group. A caller whose groups are
+/// not known keeps it. All other bits are cleared for every caller ([`drop_set_id`]).
 #[must_use]
 pub fn clears_mark(cx: &Context<'_>, perm: u32, gid: u32) -> bool {
     perm & (SGID | GROUP_EXEC) == SGID

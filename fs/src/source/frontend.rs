@@ -21,18 +21,19 @@ pub struct FrontendProperties {
     pub writeback: bool,
     /// The rule by which reading updates access times.
     pub access_times: AccessTimeRule,
-    /// Nothing is changed through the frontend: a source need not be opened for writing. A file system that
-    /// changes nothing then sets [`Caps::read_only`](crate::Caps::read_only).
+    /// Nothing is changed through the frontend: a source need not be opened for writing. A file
+    /// system that changes nothing then sets [`Caps::read_only`](crate::Caps::read_only).
     pub read_only: bool,
     /// The frontend can use [`OpenReply::backing`](crate::OpenReply::backing).
     pub backing_files: bool,
     /// The effects of files that the frontend permits.
     pub granted: GrantedEffects,
-    /// Only the user who opens the file system has access through the frontend, or permissions are not checked at all. Otherwise the
-    /// access lists of files are consulted, also where a file system has no other extended attributes.
+    /// Only the user who opens the file system has access through the frontend, or permissions are
+    /// not checked at all. Otherwise the access lists of files are consulted, also where a file
+    /// system has no other extended attributes.
     pub single_user: bool,
-    /// The directory that a mount is about to cover. A file system that serves this directory, too, shows it as it was, and never enters
-    /// its own mount.
+    /// The directory that a mount is about to cover. A file system that serves this directory, too,
+    /// shows it as it was, and never enters its own mount.
     pub mountpoint: Option<PathBuf>,
     /// The lowest number for descriptors that outlive an operation. With 0, any number is allowed,
     /// and the file system may raise the limit of descriptors. An in-process frontend reserves the
@@ -73,9 +74,9 @@ pub enum CallingThreads {
     Serving,
     /// They belong to an application: an operation must restore everything that it changes.
     Application,
-    /// The threads are the callers' own, with the credentials and the umask that the operation names: the kernel
-    /// decides by itself what they may do, and nothing is changed. The program gets the descriptors of open files,
-    /// which are [`native`](crate::native).
+    /// The threads are the callers' own, with the credentials and the umask that the operation
+    /// names: the kernel decides by itself what they may do, and nothing is changed. The program
+    /// gets the descriptors of open files, which are [`native`](crate::native).
     Callers,
 }
 
@@ -85,22 +86,23 @@ pub enum LockPlace {
     /// In the frontend. They apply among all its callers, and cost nothing in the file system.
     #[default]
     Frontend,
-    /// In the file system; for a directory in the lower one, so that they also apply to processes that
-    /// use the source directly.
+    /// In the file system; for a directory in the lower one, so that they also apply to processes
+    /// that use the source directly.
     FileSystem,
-    /// Locks are in the file system, as with `FileSystem`, in a process that forks: child processes and the next
-    /// program share its open files and their locks.
+    /// Locks are in the file system, as with `FileSystem`, in a process that forks: child processes
+    /// and the next program share its open files and their locks.
     ///
-    /// Open files come with [`OpenReply::lower`](crate::OpenReply::lower), on which the frontend takes the locks
-    /// of an open file. A release closes the descriptor and unlocks nothing, because another process may
-    /// still have the open file. A conflicting lock is `EAGAIN`, and the frontend retries. A waiting
-    /// thread would not exist in a child, which would find the thread's mutex locked and its descriptors
-    /// open.
+    /// Open files come with [`OpenReply::lower`](crate::OpenReply::lower), on which the frontend
+    /// takes the locks of an open file. A release closes the descriptor and unlocks nothing,
+    /// because another process may still have the open file. A conflicting lock is `EAGAIN`, and
+    /// the frontend retries. A waiting thread would not exist in a child, which would find the
+    /// thread's mutex locked and its descriptors open.
     Inherited,
 }
 
-/// Effects that a frontend may grant to files, see [`SourceRestrictions`](crate::SourceRestrictions). A mount below the source that
-/// denies one of them is then not served (`EACCES`). The restrictions of the source itself are in
+/// Effects that a frontend may grant to files, see
+/// [`SourceRestrictions`](crate::SourceRestrictions). A mount below the source that denies one of
+/// them is then not served (`EACCES`). The restrictions of the source itself are in
 /// [`Caps::denied`](crate::Caps::denied), which the frontend must obey.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantedEffects {

@@ -7,9 +7,10 @@ use super::SourceResult;
 
 /// An eye on work that takes long.
 pub trait WorkWatch: Send + Sync {
-    /// `done` of `all` parts of a step are done, such as `reading inodes`. Returns true to end the work: it then fails with
-    /// [`SourceOpenError::Interrupted`](super::SourceOpenError::Interrupted), and leaves what a power failure at this moment would leave, or
-    /// less. Any thread of the work calls it, often.
+    /// `done` of `all` parts of a step are done, such as `reading inodes`. Returns true to end the
+    /// work: it then fails with
+    /// [`SourceOpenError::Interrupted`](super::SourceOpenError::Interrupted), and leaves what a
+    /// power failure at this moment would leave, or less. Any thread of the work calls it, often.
     fn report_progress(&self, step: &'static str, done: u64, all: u64) -> bool;
 }
 
@@ -23,17 +24,17 @@ impl WorkWatch for NoWatch {
     }
 }
 
-/// Operations on the images of a kind. The process must have the rights to open them, and no other process may use them
-/// meanwhile.
+/// Operations on the images of a kind. The process must have the rights to open them, and no other
+/// process may use them meanwhile.
 pub trait ImageOperations: Sync {
-    /// Opens `image`, to change it if `writes` is set. `None` if it has no file system of this kind; one that is
-    /// damaged or of a newer version is one. The path is followed once: the image stays the same whatever
-    /// happens to its name. `watch` sees all work on the image.
+    /// Opens `image`, to change it if `writes` is set. `None` if it has no file system of this
+    /// kind; one that is damaged or of a newer version is one. The path is followed once: the image
+    /// stays the same whatever happens to its name. `watch` sees all work on the image.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) and [`SourceOpenError::Busy`](super::SourceOpenError::Busy), if it cannot be opened or
-    /// read.
+    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) and
+    /// [`SourceOpenError::Busy`](super::SourceOpenError::Busy), if it cannot be opened or read.
     fn open(
         &self,
         image: &Path,
@@ -45,16 +46,19 @@ pub trait ImageOperations: Sync {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, too small or superfluous;
-    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if `image` has data and [`NewImage::force`] is not set, and for
-    /// failures of the system; [`SourceOpenError::Busy`](super::SourceOpenError::Busy) if a process uses it. A file
-    /// that was created is then removed.
+    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, too
+    /// small or superfluous; [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if `image`
+    /// has data and [`NewImage::force`] is not set, and for failures of the system;
+    /// [`SourceOpenError::Busy`](super::SourceOpenError::Busy) if a process uses it. A file that
+    /// was created is then removed.
     fn make(&self, image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()>;
 }
 
-/// An open image. All operations fail with [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if it cannot be read, and those
-/// that write also if it was not opened for that. They fail with [`SourceOpenError::Interrupted`](super::SourceOpenError::Interrupted) if
-/// the [`WorkWatch`] ends them.
+/// An open image. All operations fail with
+/// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if it cannot be read, and those that
+/// write also if it was not opened for that. They fail with
+/// [`SourceOpenError::Interrupted`](super::SourceOpenError::Interrupted) if the [`WorkWatch`] ends
+/// them.
 pub trait SourceImage {
     /// Reads all of a file system but the data of its files, and writes nothing.
     ///
@@ -63,39 +67,43 @@ pub trait SourceImage {
     /// Fails with the errors of [`SourceImage`].
     fn check(&self) -> SourceResult<CheckResult>;
 
-    /// Repairs what [`check`](SourceImage::check) finds, and deletes nothing that can be read. Returns all changes, a
-    /// line each; none for an image without damage, which is not written to. May be interrupted, and run again.
+    /// Repairs what [`check`](SourceImage::check) finds, and deletes nothing that can be read.
+    /// Returns all changes, a line each; none for an image without damage, which is not written to.
+    /// May be interrupted, and run again.
     ///
     /// # Errors
     ///
-    /// Fails with the errors of [`SourceImage`]. If unreadable parts make it unknown whether the newest changes were
-    /// complete, the error names these changes, and nothing is written unless `newest` decides.
+    /// Fails with the errors of [`SourceImage`]. If unreadable parts make it unknown whether the
+    /// newest changes were complete, the error names these changes, and nothing is written unless
+    /// `newest` decides.
     fn repair(&self, newest: Option<NewestChanges>) -> SourceResult<Vec<String>>;
 
-    /// Gives the file system the features that a new one has, and that it lacks. Returns their names; none for a file
-    /// system that has all, which is not written to. Older programs then refuse the image. A power failure leaves the
-    /// old features or the new ones, and all files.
+    /// Gives the file system the features that a new one has, and that it lacks. Returns their
+    /// names; none for a file system that has all, which is not written to. Older programs then
+    /// refuse the image. A power failure leaves the old features or the new ones, and all files.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) for an image with problems, which a repair must mend
-    /// first; see [`SourceImage`] for others.
+    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) for an image with problems,
+    /// which a repair must mend first; see [`SourceImage`] for others.
     fn upgrade(&self) -> SourceResult<Vec<&'static str>>;
 
-    /// Makes the file system larger. A power failure leaves the old size or the new one, and all files.
+    /// Makes the file system larger. A power failure leaves the old size or the new one, and all
+    /// files.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, smaller than the file
-    /// system, or superfluous; see [`SourceImage`] for others.
+    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing,
+    /// smaller than the file system, or superfluous; see [`SourceImage`] for others.
     fn grow(&self, growth: &ImageGrowth) -> SourceResult<GrowthResult>;
 
-    /// The structures of the file system for people who study it, damaged or not; with `ino` the structures of one
-    /// inode. Writes nothing.
+    /// The structures of the file system for people who study it, damaged or not; with `ino` the
+    /// structures of one inode. Writes nothing.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if there is no such inode; see [`SourceImage`] for others.
+    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if there is no such inode; see
+    /// [`SourceImage`] for others.
     fn dump(&self, ino: Option<u64>) -> SourceResult<Vec<DumpTable>>;
 }
 

@@ -1,8 +1,9 @@
 //! Kinds of file systems, described where they are implemented.
 //!
-//! A *source* names a file system in text: `KIND:REST`, such as `passthrough:/srv`, with options beside it.
-//! Each backend describes its kinds by a [`SourceDescription`]: the name, the help text, the options, and the
-//! function that opens a source. Programs list the kinds that they link and know nothing else about them.
+//! A *source* names a file system in text: `KIND:REST`, such as `passthrough:/srv`, with options
+//! beside it. Each backend describes its kinds by a [`SourceDescription`]: the name, the help text,
+//! the options, and the function that opens a source. Programs list the kinds that they link and
+//! know nothing else about them.
 //!
 //! It has no list of kinds (programs have these), and no parser of command lines.
 
@@ -36,12 +37,14 @@ pub struct SourceFacts {
     pub rest: SourceRest,
     /// How several processes can use one source.
     pub sharing: SourceSharing,
-    /// The file system does its own I/O by io_uring(7), also after it is open: a sandbox must permit the calls
-    /// of rings.
+    /// The file system does its own I/O by io_uring(7), also after it is open: a sandbox must
+    /// permit the calls of rings.
     pub rings: bool,
-    /// The file system connects to other machines, also after it is open: a sandbox must permit sockets.
+    /// The file system connects to other machines, also after it is open: a sandbox must permit
+    /// sockets.
     pub network: bool,
-    /// The files that the file system opens by their names after it is open: a sandbox must leave them visible.
+    /// The files that the file system opens by their names after it is open: a sandbox must leave
+    /// them visible.
     pub files: FileAccess,
 }
 
@@ -59,8 +62,8 @@ pub enum FileAccess {
 /// The meaning of the text after the colon of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceRest {
-    /// A path. It must not be empty, and a relative path is made absolute: the process that serves a mount
-    /// works in `/`.
+    /// A path. It must not be empty, and a relative path is made absolute: the process that serves
+    /// a mount works in `/`.
     Path,
     /// Any text, passed on as it is.
     Text,
@@ -71,10 +74,11 @@ pub enum SourceRest {
 /// How several processes can use one source at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceSharing {
-    /// All state is in a directory of the kernel, named by the text after the colon. Every process opens
-    /// the source by itself.
+    /// All state is in a directory of the kernel, named by the text after the colon. Every process
+    /// opens the source by itself.
     InDirectory,
-    /// The state is in the process that opened the source. Others reach it through a server in that process.
+    /// The state is in the process that opened the source. Others reach it through a server in that
+    /// process.
     NeedsServer,
     /// Another process serves the file system on a socket, named by the text after the colon. Every
     /// process connects by itself.
@@ -120,7 +124,8 @@ impl std::error::Error for SourceOpenError {}
 /// The result of parsing or opening a source.
 pub type SourceResult<T = ()> = std::result::Result<T, SourceOpenError>;
 
-/// A kind of file system that a program can open by name. Backends implement it by a [`SourceDescription`].
+/// A kind of file system that a program can open by name. Backends implement it by a
+/// [`SourceDescription`].
 pub trait SourceKind: Sync {
     /// The facts.
     fn facts(&self) -> &SourceFacts;
@@ -132,17 +137,18 @@ pub trait SourceKind: Sync {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`] for an unknown option, and for a value that the option cannot have.
+    /// [`SourceOpenError::Usage`] for an unknown option, and for a value that the option cannot
+    /// have.
     fn check(&self, options: &[String]) -> SourceResult;
 
-    /// Opens the source `rest` for `frontend`, with `options` in their order: later ones override earlier
-    /// ones.
+    /// Opens the source `rest` for `frontend`, with `options` in their order: later ones override
+    /// earlier ones.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`] as for [`check`](SourceKind::check), and for a `rest` of the wrong form;
-    /// [`SourceOpenError::Failed`] when the file system cannot be opened, and [`SourceOpenError::Busy`] when another
-    /// process uses it.
+    /// [`SourceOpenError::Usage`] as for [`check`](SourceKind::check), and for a `rest` of the
+    /// wrong form; [`SourceOpenError::Failed`] when the file system cannot be opened, and
+    /// [`SourceOpenError::Busy`] when another process uses it.
     fn open(
         &self,
         rest: &OsStr,

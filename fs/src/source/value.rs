@@ -21,8 +21,8 @@ pub enum OptionValue<S: 'static> {
     Seconds(fn(&mut S, Duration)),
     /// One of these words. If the empty word is among them, the option may come without `=`.
     Choice(&'static [ChoiceWord<S>]),
-    /// Text in a form of its own, with its description for an error message. The function returns `None`
-    /// for any other form.
+    /// Text in a form of its own, with its description for an error message. The function returns
+    /// `None` for any other form.
     Text(&'static str, &'static str, fn(&mut S, &str) -> Option<()>),
 }
 
@@ -62,7 +62,8 @@ impl<S> OptionValue<S> {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`] for a missing value, a superfluous one, and one of the wrong form or range.
+    /// [`SourceOpenError::Usage`] for a missing value, a superfluous one, and one of the wrong form
+    /// or range.
     pub fn apply(&self, settings: &mut S, name: &str, value: Option<&str>) -> SourceResult {
         match (self, value) {
             (Flag(set), None) => {

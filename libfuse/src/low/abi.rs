@@ -1,4 +1,5 @@
-//! The structures of the interface of inodes, with the layouts of libfuse 2.9 and 3.14 on 64-bit Linux.
+//! The structures of the interface of inodes, with the layouts of libfuse 2.9 and 3.14 on 64-bit
+//! Linux.
 
 use std::ffi::{c_char, c_double, c_int, c_uint, c_void};
 
@@ -49,7 +50,8 @@ pub struct ForgetItem {
     pub nlookup: u64,
 }
 
-/// `struct fuse_custom_io` of libfuse 3.14: the functions that replace system calls on a descriptor of the program.
+/// `struct fuse_custom_io` of libfuse 3.14: the functions that replace system calls on a descriptor
+/// of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CustomIo {
@@ -99,8 +101,9 @@ pub struct SessionFunctions {
 }
 
 operations! {
-    /// `struct fuse_lowlevel_ops` of libfuse 2 and 3. The structures of libfuse 2 are the beginning of this one; their functions have
-    /// fewer arguments at their ends, which are passed in registers and not read.
+    /// `struct fuse_lowlevel_ops` of libfuse 2 and 3. The structures of libfuse 2 are the beginning
+    /// of this one; their functions have fewer arguments at their ends, which are passed in
+    /// registers and not read.
     LowOperations {
         init(*mut c_void, *mut c_void);
         destroy(*mut c_void);
@@ -158,7 +161,8 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// The sizes and offsets that a C compiler gives the structures of the headers of 2.9.9 and 3.14.0 on x86-64.
+    /// The sizes and offsets that a C compiler gives the structures of the headers of 2.9.9 and
+    /// 3.14.0 on x86-64.
     #[test]
     fn layouts_of_the_interface_of_inodes_are_those_of_the_headers() {
         assert_eq!((size_of::<EntryParam>(), offset_of!(EntryParam, attr_timeout)), (176, 160));

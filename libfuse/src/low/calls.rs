@@ -16,13 +16,15 @@ use crate::logging::error;
 ///
 /// # Safety
 ///
-/// `operations` is null or has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
+/// `operations` is null or has `size` readable bytes, and the functions in it can be called from
+/// any thread until the program ends.
 unsafe fn table(operations: *const c_void, size: usize, known: usize) -> LowOperations {
     let mut table = LowOperations::default();
     if size > size_of::<LowOperations>() {
         error("fuse: warning: library too old, some operations may not work");
     }
-    // SAFETY: all fields are optional functions, for which zeros mean none; the rest is the caller's promise.
+    // SAFETY: all fields are optional functions, for which zeros mean none; the rest is the
+    // caller's promise.
     unsafe { copy(operations, size.min(known), &mut table) };
     table
 }
@@ -31,7 +33,8 @@ unsafe fn table(operations: *const c_void, size: usize, known: usize) -> LowOper
 ///
 /// # Safety
 ///
-/// `operations` is null or has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
+/// `operations` is null or has `size` readable bytes, and the functions in it can be called from
+/// any thread until the program ends.
 pub unsafe fn session_three(
     words: &[CString],
     operations: *const c_void,
@@ -47,7 +50,8 @@ pub unsafe fn session_three(
 ///
 /// # Safety
 ///
-/// `operations` is null or has `size` readable bytes, and the functions in it can be called from any thread until the program ends.
+/// `operations` is null or has `size` readable bytes, and the functions in it can be called from
+/// any thread until the program ends.
 pub unsafe fn session_two(
     words: &[CString],
     operations: *const c_void,
@@ -59,7 +63,8 @@ pub unsafe fn session_two(
     into_pointer(LowSession::two(table, words, data))
 }
 
-/// Creates a session of libfuse 2 whose messages the program decodes. Returns null after an error, which is printed.
+/// Creates a session of libfuse 2 whose messages the program decodes. Returns null after an error,
+/// which is printed.
 ///
 /// # Safety
 ///
@@ -76,8 +81,8 @@ pub unsafe fn session_with_functions(
 ///
 /// # Safety
 ///
-/// `session` is null or a session, and `io` null or a `struct fuse_custom_io` of libfuse 3.14. `fd` is a descriptor that the program gives
-/// away.
+/// `session` is null or a session, and `io` null or a `struct fuse_custom_io` of libfuse 3.14. `fd`
+/// is a descriptor that the program gives away.
 pub unsafe extern "C" fn fuse_session_custom_io(
     session: *mut c_void,
     io: *const CustomIo,
@@ -106,8 +111,8 @@ pub unsafe extern "C" fn fuse_session_custom_io(
     0
 }
 
-/// Receives a message into `buffer`, whose memory is made if there is none. Returns its length, 0 at the end of the session, or a
-/// negated error number.
+/// Receives a message into `buffer`, whose memory is made if there is none. Returns its length, 0
+/// at the end of the session, or a negated error number.
 ///
 /// # Safety
 ///

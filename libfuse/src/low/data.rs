@@ -20,7 +20,8 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file has as many bytes as it says.
+/// `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file
+/// has as many bytes as it says.
 pub(crate) unsafe fn with_data<T>(
     parts: *mut DataParts,
     use_data: impl FnOnce(&[u8]) -> T,
@@ -59,7 +60,8 @@ pub(crate) unsafe fn with_data<T>(
 ///
 /// # Safety
 ///
-/// `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file has as many bytes as it says.
+/// `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file
+/// has as many bytes as it says.
 pub unsafe extern "C" fn fuse_reply_data(
     req: RequestPtr,
     parts: *mut DataParts,

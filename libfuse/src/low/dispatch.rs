@@ -151,7 +151,8 @@ fn init(
     let mut conn = offered;
     session.conn_options.apply(&mut conn);
     if let Some(init) = operations.init {
-        // SAFETY: the function is the program's for this purpose, and the structures live longer than the call.
+        // SAFETY: the function is the program's for this purpose, and the structures live longer
+        // than the call.
         unsafe {
             match session.version {
                 ApiVersion::Three => init(session.userdata(), (&raw mut conn).cast()),
@@ -189,7 +190,8 @@ fn forget(
         request.has_reply = false;
         requests::give(request)
     };
-    // SAFETY: the functions are the program's for this purpose, and the list lives longer than the call.
+    // SAFETY: the functions are the program's for this purpose, and the list lives longer than the
+    // call.
     unsafe {
         match (operations.forget_multi, operations.forget) {
             (Some(forget), one) if items.len() > 1 || one.is_none() => {
@@ -250,8 +252,9 @@ struct LowCall<'a> {
 macro_rules! call {
     ($call:expr, $op:ident $(, $arg:expr)*) => {
         match $call.operations.$op {
-            // SAFETY: the program has given this function for this operation (`LowSession`), and each pointer is null where
-            // libfuse passes null, or leads to a value that lives until the function returns.
+            // SAFETY: the program has given this function for this operation (`LowSession`), and
+            // each pointer is null where libfuse passes null, or leads to a value that lives until
+            // the function returns.
             Some(function) => unsafe { function($call.req $(, $arg)*) },
             None => refuse_request(stringify!($op), $call.req, libc::ENOSYS),
         }
@@ -523,7 +526,8 @@ impl LowCall<'_> {
     }
 
     fn setattr(&self, args: &wire::SetattrIn) {
-        /// The fields that programs know: all up to the times of now, and the time of change in libfuse 3.
+        /// The fields that programs know: all up to the times of now, and the time of change in
+        /// libfuse 3.
         const FIELDS: u32 = wire::FATTR_MODE
             | wire::FATTR_UID
             | wire::FATTR_GID

@@ -44,7 +44,8 @@ fn dirent(found: &stat, name: &[u8], off: off_t) -> wire::Dirent {
 ///
 /// # Safety
 ///
-/// `room` is null, or has `size` bytes; `name` is a string, and `found` a `struct stat`, unless `room` is null.
+/// `room` is null, or has `size` bytes; `name` is a string, and `found` a `struct stat`, unless
+/// `room` is null.
 pub unsafe extern "C" fn fuse_add_direntry(
     _req: RequestPtr,
     room: *mut c_char,
@@ -63,11 +64,13 @@ pub unsafe extern "C" fn fuse_add_direntry(
     }
 }
 
-/// Adds an entry with its attributes to a listing, if there is room for it. Returns the bytes that it needs.
+/// Adds an entry with its attributes to a listing, if there is room for it. Returns the bytes that
+/// it needs.
 ///
 /// # Safety
 ///
-/// `room` is null, or has `size` bytes; `name` is a string, and `entry` a `struct fuse_entry_param`, unless `room` is null.
+/// `room` is null, or has `size` bytes; `name` is a string, and `entry` a
+/// `struct fuse_entry_param`, unless `room` is null.
 pub unsafe extern "C" fn fuse_add_direntry_plus(
     _req: RequestPtr,
     room: *mut c_char,
@@ -124,7 +127,8 @@ mod tests {
         let mut room = [0x55_u8; 64];
         let place = room.as_mut_ptr().cast();
         let none = null_mut();
-        // SAFETY: the room has as many bytes as is said, and the others are a string and a structure.
+        // SAFETY: the room has as many bytes as is said, and the others are a string and a
+        // structure.
         unsafe {
             assert_eq!(fuse_add_direntry(none, null_mut(), 0, c"abc".as_ptr(), null(), 0), 32);
             assert_eq!(fuse_add_direntry(none, place, 31, c"abc".as_ptr(), &found, 9), 32);

@@ -53,7 +53,8 @@ fn bits_of(want: u32) -> u64 {
     moved.fold(u64::from(want & SAME), |all, (_, bit)| all | bit)
 }
 
-/// The capabilities and sizes from which a program can choose, with those that libfuse wants by default.
+/// The capabilities and sizes from which a program can choose, with those that libfuse wants by
+/// default.
 pub(crate) fn offer(
     version: ApiVersion,
     operations: &LowOperations,

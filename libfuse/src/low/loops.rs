@@ -1,4 +1,5 @@
-//! The loops that receive requests for a program: by the thread that has called, or by several threads.
+//! The loops that receive requests for a program: by the thread that has called, or by several
+//! threads.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -89,8 +90,8 @@ impl LowSession {
         }
     }
 
-    /// Receives and handles requests on the calling thread until the session ends. Returns 0, the number of the signal that has ended
-    /// it, or a negated error number.
+    /// Receives and handles requests on the calling thread until the session ends. Returns 0, the
+    /// number of the signal that has ended it, or a negated error number.
     pub fn run_alone(self: &Arc<Self>) -> c_int {
         let Some(port) = self.port() else { return self.without_port() };
         let mut room = MessageRoom::new(self.largest_message());
@@ -130,7 +131,8 @@ impl LowSession {
         }
     }
 
-    /// Receives and handles requests by several threads until the session ends. Returns the same as [`run_alone`](Self::run_alone).
+    /// Receives and handles requests by several threads until the session ends. Returns the same as
+    /// [`run_alone`](Self::run_alone).
     pub fn run_many(self: &Arc<Self>, limits: ThreadLimits) -> c_int {
         let Some(port) = self.port() else { return self.without_port() };
         wake::install();

@@ -1,11 +1,13 @@
-//! The interface of inodes ("low-level"): a program gets each request of the kernel, and answers it when it likes, from any thread.
+//! The interface of inodes ("low-level"): a program gets each request of the kernel, and answers it
+//! when it likes, from any thread.
 //!
-//! This interface is the protocol itself, so that neither `FileSystem` nor a session of `session/` is between. A request is read
-//! through a [`LowPort`], decoded by `wire/`, and passed to a function of [`LowOperations`]. A program may also read the messages by
-//! itself. The functions `fuse_reply_*` encode one message each, and write it where the request came from.
+//! This interface is the protocol itself, so that neither `FileSystem` nor a session of `session/`
+//! is between. A request is read through a [`LowPort`], decoded by `wire/`, and passed to a
+//! function of [`LowOperations`]. A program may also read the messages by itself. The functions
+//! `fuse_reply_*` encode one message each, and write it where the request came from.
 //!
-//! The pointer that a program has of a request is a number (`requests.rs`). A reply to a request that was answered before, or whose
-//! session has ended, is an error, and reads no memory.
+//! The pointer that a program has of a request is a number (`requests.rs`). A reply to a request
+//! that was answered before, or whose session has ended, is an error, and reads no memory.
 
 mod abi;
 mod calls;

@@ -1,4 +1,5 @@
-//! `fuse_lowlevel_notify_*`: messages to the kernel that answer no request. All return 0 or a negated error number.
+//! `fuse_lowlevel_notify_*`: messages to the kernel that answer no request. All return 0 or a
+//! negated error number.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io::IoSlice;
@@ -38,7 +39,8 @@ unsafe fn notify(session: *mut c_void, notification: &Notification<'_>) -> c_int
     unsafe { of(session) }.map_or(-libc::EINVAL, |session| session.notify(notification, &[]))
 }
 
-/// Drops attributes that the kernel caches of an inode, and data from `off` on, unless that is negative.
+/// Drops attributes that the kernel caches of an inode, and data from `off` on, unless that is
+/// negative.
 ///
 /// # Safety
 ///
@@ -84,7 +86,8 @@ pub unsafe extern "C" fn notify_inval_entry(
     }
 }
 
-/// Lets a name that the kernel caches be looked up again. Fails with `-ENOSYS` where the kernel cannot.
+/// Lets a name that the kernel caches be looked up again. Fails with `-ENOSYS` where the kernel
+/// cannot.
 ///
 /// # Safety
 ///
@@ -129,8 +132,8 @@ pub unsafe extern "C" fn notify_delete(
 ///
 /// # Safety
 ///
-/// `session` is null or a session. `parts` is a `struct fuse_bufvec` with its number of parts, in which each part that is no file has
-/// as many bytes as it says.
+/// `session` is null or a session. `parts` is a `struct fuse_bufvec` with its number of parts, in
+/// which each part that is no file has as many bytes as it says.
 pub unsafe extern "C" fn notify_store(
     session: *mut c_void,
     nodeid: u64,
@@ -150,7 +153,8 @@ pub unsafe extern "C" fn notify_store(
     }
 }
 
-/// Requests data of the page cache of an inode, which `retrieve_reply` of the program gets with the cookie.
+/// Requests data of the page cache of an inode, which `retrieve_reply` of the program gets with the
+/// cookie.
 ///
 /// # Safety
 ///
@@ -198,7 +202,8 @@ impl LowNotifier {
     }
 }
 
-/// Programs of this interface only wake pollers by a notifier, and have functions of their own for the others.
+/// Programs of this interface only wake pollers by a notifier, and have functions of their own for
+/// the others.
 impl Notify for LowNotifier {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         let (off, len) = range.map_or((-1, 0), |(off, len)| (off as i64, len as i64));

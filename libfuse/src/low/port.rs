@@ -33,7 +33,8 @@ enum PortWay {
     Channel(ChannelFunctions, AtomicPtr<c_void>),
 }
 
-// SAFETY: the pointers are the program's, which lets any thread receive and reply; they are only passed back to its functions.
+// SAFETY: the pointers are the program's, which lets any thread receive and reply; they are only
+// passed back to its functions.
 unsafe impl Send for LowPort {}
 // SAFETY: as above; nothing is changed but the atomic pointer.
 unsafe impl Sync for LowPort {}
@@ -66,7 +67,8 @@ impl LowPort {
     ///
     /// # Safety
     ///
-    /// `fd` is an open descriptor that nothing else closes. The functions can be called from any thread with `data`.
+    /// `fd` is an open descriptor that nothing else closes. The functions can be called from any
+    /// thread with `data`.
     pub unsafe fn custom(fd: RawFd, io: CustomIo, data: *mut c_void) -> Arc<LowPort> {
         // SAFETY: the caller's promise.
         let owned = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -78,7 +80,8 @@ impl LowPort {
     ///
     /// # Safety
     ///
-    /// The functions can be called from any thread with the channel of [`set_channel`](LowPort::set_channel).
+    /// The functions can be called from any thread with the channel of
+    /// [`set_channel`](LowPort::set_channel).
     pub unsafe fn channel(fd: RawFd, functions: ChannelFunctions) -> Arc<LowPort> {
         let way = PortWay::Channel(functions, AtomicPtr::default());
         Arc::new(LowPort { owned: None, number: fd, way, clones: Mutex::default() })
@@ -104,7 +107,8 @@ impl LowPort {
     /// Receives one message. Returns its length, or an error number.
     pub fn receive(&self, room: &mut [u8]) -> Result<usize, c_int> {
         let (to, len) = (room.as_mut_ptr(), room.len());
-        // SAFETY: the room has `len` bytes. The functions are those of the program for this purpose (`custom`, `channel`).
+        // SAFETY: the room has `len` bytes. The functions are those of the program for this purpose
+        // (`custom`, `channel`).
         let got = unsafe {
             match &self.way {
                 PortWay::Device => libc::read(self.number, to.cast(), len),
@@ -134,7 +138,8 @@ impl LowPort {
     pub fn send(&self, parts: &[IoSlice<'_>]) -> Result<(), c_int> {
         // `IoSlice` has the layout of `struct iovec`.
         let (list, count) = (parts.as_ptr().cast::<libc::iovec>(), parts.len());
-        // SAFETY: the list has `count` parts, which live here. The functions are the program's, see `receive`.
+        // SAFETY: the list has `count` parts, which live here. The functions are the program's, see
+        // `receive`.
         let sent = unsafe {
             match &self.way {
                 PortWay::Device => libc::writev(self.number, list, count as c_int),
@@ -183,8 +188,8 @@ impl LowPort {
         unsafe { libc::poll(&mut waited, 1, 0) == 1 && waited.revents & libc::POLLERR != 0 }
     }
 
-    /// Closes the file, and its clones. The numbers stay in use until no request has them any more, so that a late reply reaches no
-    /// other file.
+    /// Closes the file, and its clones. The numbers stay in use until no request has them any more,
+    /// so that a late reply reaches no other file.
     pub fn close(&self) {
         let clones = std::mem::take(&mut *lock(&self.clones));
         clones.iter().filter_map(Weak::upgrade).for_each(|clone| clone.close());
@@ -193,7 +198,8 @@ impl LowPort {
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         if let Ok(null) = rustix::fs::open("/dev/null", flags, Mode::empty()) {
-            // SAFETY: both numbers are open descriptors, and this port owns the second one, which stays open.
+            // SAFETY: both numbers are open descriptors, and this port owns the second one, which
+            // stays open.
             unsafe { libc::dup3(null.as_raw_fd(), self.number, libc::O_CLOEXEC) };
         }
     }

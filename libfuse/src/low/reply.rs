@@ -1,5 +1,6 @@
-//! `fuse_reply_*`: one message for each reply. All return 0 or a negated error number; `-ENOENT` if the caller no longer waits, so that
-//! what the reply would have given is to be taken back. A request that was answered before gives `-EINVAL`.
+//! `fuse_reply_*`: one message for each reply. All return 0 or a negated error number; `-ENOENT` if
+//! the caller no longer waits, so that what the reply would have given is to be taken back. A
+//! request that was answered before gives `-EINVAL`.
 
 use std::ffi::{c_char, c_double, c_int, c_uint, c_void};
 use std::io::IoSlice;
@@ -28,7 +29,8 @@ pub(crate) fn answer(port: &LowPort, unique: u64, parts: &[&[u8]]) -> Result<(),
     send(port, unique, 0, parts)
 }
 
-/// Sends an error, or success without a body for 0. A reply that does not arrive is no error: the caller is gone.
+/// Sends an error, or success without a body for 0. A reply that does not arrive is no error: the
+/// caller is gone.
 pub(crate) fn refuse(port: &LowPort, unique: u64, errno: c_int) {
     let _ = send(port, unique, errno, &[]);
 }
@@ -161,7 +163,8 @@ pub unsafe extern "C" fn fuse_reply_entry(req: RequestPtr, entry: *const EntryPa
 ///
 /// # Safety
 ///
-/// `entry` is a `struct fuse_entry_param`, and `info` a `struct fuse_file_info` of the version of the session.
+/// `entry` is a `struct fuse_entry_param`, and `info` a `struct fuse_file_info` of the version of
+/// the session.
 pub unsafe extern "C" fn fuse_reply_create(
     req: RequestPtr,
     entry: *const EntryParam,
@@ -415,7 +418,8 @@ pub unsafe extern "C" fn fuse_reply_ioctl_iov(
     finish(req, |request| answer(&request.port, request.unique, &parts))
 }
 
-/// Lets the kernel repeat an ioctl(2) with the bytes at these places of the caller, and room for its results at those.
+/// Lets the kernel repeat an ioctl(2) with the bytes at these places of the caller, and room for
+/// its results at those.
 ///
 /// # Safety
 ///

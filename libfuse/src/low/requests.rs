@@ -1,7 +1,8 @@
 //! The requests that programs have not answered.
 //!
-//! A program knows a request by a `fuse_req_t`, a pointer that it never follows. Here it is a number that is given once. So a second
-//! reply, or one after the end of the session, finds nothing.
+//! A program knows a request by a `fuse_req_t`, a pointer that it never follows. Here it is a
+//! number that is given once. So a second reply, or one after the end of the session, finds
+//! nothing.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -77,7 +78,8 @@ impl LowRequest {
         let call = lock(&self.on_interrupt);
         self.is_interrupted.store(true, Ordering::SeqCst);
         if let Some(InterruptCall { function, data }) = *call {
-            // SAFETY: the program has set this function for this request. The lock is held, so that it is not unset meanwhile.
+            // SAFETY: the program has set this function for this request. The lock is held, so that
+            // it is not unset meanwhile.
             unsafe { function(pointer, data) };
         }
     }
@@ -162,7 +164,8 @@ pub extern "C" fn fuse_req_userdata(req: RequestPtr) -> *mut c_void {
     look(req).map_or(null_mut(), |request| request.session.userdata())
 }
 
-/// Writes at most `size` supplementary groups of the caller to `list`, and returns their number. Fails with a negated error number.
+/// Writes at most `size` supplementary groups of the caller to `list`, and returns their number.
+/// Fails with a negated error number.
 ///
 /// # Safety
 ///
@@ -193,14 +196,16 @@ pub unsafe extern "C" fn fuse_req_getgroups(
 ///
 /// # Safety
 ///
-/// The function can be called from any thread with `data` until the request is answered, or another one is set.
+/// The function can be called from any thread with `data` until the request is answered, or another
+/// one is set.
 pub unsafe extern "C" fn fuse_req_interrupt_func(
     req: RequestPtr,
     function: Option<InterruptFunction>,
     data: *mut c_void,
 ) {
     let Some(request) = look(req) else { return };
-    // The lock is held over the call: `interrupt` calls a function that was set before, and this one calls it afterwards.
+    // The lock is held over the call: `interrupt` calls a function that was set before, and this
+    // one calls it afterwards.
     let mut call = lock(&request.on_interrupt);
     *call = function.map(|function| InterruptCall { function, data });
     if let Some(function) = function

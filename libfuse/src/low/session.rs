@@ -22,7 +22,8 @@ use crate::options::{ApiVersion, ConnOptions, MountChoice, OptionOutcome, take_f
 /// Interrupts that are remembered until their requests come.
 const EARLY_MOST: usize = 256;
 
-/// The time for which an interrupt is remembered: a thread gives a request to the program right after it has received it.
+/// The time for which an interrupt is remembered: a thread gives a request to the program right
+/// after it has received it.
 const EARLY_FOR: Duration = Duration::from_secs(1);
 
 /// The side of the program.
@@ -33,7 +34,8 @@ pub(crate) enum LowService {
     Functions(SessionFunctions),
 }
 
-/// A session: the operations of a program, the mount that they serve, and what was agreed with the kernel.
+/// A session: the operations of a program, the mount that they serve, and what was agreed with the
+/// kernel.
 #[repr(C)]
 pub struct LowSession {
     kind: HandleKind,
@@ -72,8 +74,8 @@ pub(crate) struct RetrievalCookie(pub(crate) *mut c_void);
 
 // SAFETY: the pointer is the program's, and is only passed back to it.
 unsafe impl Send for RetrievalCookie {}
-// SAFETY: the pointers in the operations and the data are the program's, which libfuse calls from any thread. All that changes is
-// atomic or behind a lock.
+// SAFETY: the pointers in the operations and the data are the program's, which libfuse calls from
+// any thread. All that changes is atomic or behind a lock.
 unsafe impl Send for LowSession {}
 // SAFETY: as above.
 unsafe impl Sync for LowSession {}
@@ -218,7 +220,8 @@ impl LowSession {
         }
     }
 
-    /// True for a user without access: the option `allow_root` is the kernel's `allow_other` with this check.
+    /// True for a user without access: the option `allow_root` is the kernel's `allow_other` with
+    /// this check.
     pub(crate) fn refuses(&self, uid: u32) -> bool {
         uid != 0
             && self.is_private.load(Ordering::Relaxed)
@@ -240,7 +243,8 @@ impl LowSession {
         self.end_by(0);
     }
 
-    /// Lets the loop end because of a signal. Makes system calls only, unless the program has a function for this.
+    /// Lets the loop end because of a signal. Makes system calls only, unless the program has a
+    /// function for this.
     pub(crate) fn end_by(&self, signal: c_int) {
         if let LowService::Functions(SessionFunctions { exit: Some(exit), .. }) = self.service {
             // SAFETY: the function is the program's for this purpose, with its data.
@@ -326,7 +330,8 @@ impl LowSession {
 
     /// Interrupts a request, now or when it comes.
     pub(crate) fn interrupt(&self, unique: u64) {
-        // Noted before the search: the thread that gives the request to the program first gives it, and then looks here.
+        // Noted before the search: the thread that gives the request to the program first gives it,
+        // and then looks here.
         self.early.note(unique, Instant::now());
         if let Some((pointer, request)) = requests::find(self, unique)
             && self.was_interrupted(unique)
@@ -344,14 +349,16 @@ impl LowSession {
     pub(crate) fn process_by(&self, functions: &SessionFunctions, message: &[u8]) {
         if let Some(process) = functions.process {
             let (data, bytes) = (self.data, message.as_ptr().cast::<c_char>());
-            // SAFETY: the function is the program's for this purpose, and the message lives until it returns.
+            // SAFETY: the function is the program's for this purpose, and the message lives until
+            // it returns.
             unsafe { process(data, bytes, message.len(), self.channel()) };
         }
     }
 }
 
-/// Interrupts that came before the program had their requests, the oldest first. An interrupt of a request that was answered meanwhile
-/// is among them, too, and goes after [`EARLY_FOR`]: no request looks for it.
+/// Interrupts that came before the program had their requests, the oldest first. An interrupt of a
+/// request that was answered meanwhile is among them, too, and goes after [`EARLY_FOR`]: no request
+/// looks for it.
 #[derive(Default)]
 struct EarlyInterrupts {
     notes: Mutex<VecDeque<(u64, Instant)>>,
@@ -407,11 +414,13 @@ fn refuse_others(
     }
 }
 
-/// The session that a program passes, or `None` for a null pointer and for a handle of the interface of paths.
+/// The session that a program passes, or `None` for a null pointer and for a handle of the
+/// interface of paths.
 ///
 /// # Safety
 ///
-/// `session` is null, a handle, or a pointer from [`into_pointer`] that was not given to [`destroy`].
+/// `session` is null, a handle, or a pointer from [`into_pointer`] that was not given to
+/// [`destroy`].
 pub unsafe fn of(session: *mut c_void) -> Option<ManuallyDrop<Arc<LowSession>>> {
     // SAFETY: the caller's promise; the count of the program's reference is left as it is.
     unsafe {
@@ -431,7 +440,8 @@ pub fn into_pointer(session: Result<Arc<LowSession>, String>) -> *mut c_void {
     }
 }
 
-/// Ends a session: calls `destroy` of the program, closes the device, and forgets what was not answered. False for other pointers.
+/// Ends a session: calls `destroy` of the program, closes the device, and forgets what was not
+/// answered. False for other pointers.
 ///
 /// # Safety
 ///

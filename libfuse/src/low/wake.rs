@@ -7,9 +7,11 @@ const WAKE_UP: libc::c_int = libc::SIGURG;
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// Gives the signal a handler that does nothing, unless the program has one: its presence ends a blocking system call (signal(7)).
+/// Gives the signal a handler that does nothing, unless the program has one: its presence ends a
+/// blocking system call (signal(7)).
 pub(crate) fn install() {
-    // SAFETY: all bytes of `sigaction` may be zero (no flags, empty mask), and the handler touches nothing.
+    // SAFETY: all bytes of `sigaction` may be zero (no flags, empty mask), and the handler touches
+    // nothing.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(WAKE_UP, null_mut(), &mut action) != 0
@@ -31,7 +33,8 @@ pub(crate) fn wake(thread: i32) {
     }
 }
 
-/// The signals of the process that a thread leaves to the one that has called the loop, while a value of this type lives.
+/// The signals of the process that a thread leaves to the one that has called the loop, while a
+/// value of this type lives.
 pub(crate) struct SignalMask(libc::sigset_t);
 
 impl SignalMask {

@@ -52,7 +52,8 @@ pub unsafe extern "C" fn fuse_loop_cfg_destroy(config: *mut LoopSettings) {
     }
 }
 
-/// Sets the most threads that wait, for the interface of inodes; for that of paths, idle threads end by themselves.
+/// Sets the most threads that wait, for the interface of inodes; for that of paths, idle threads
+/// end by themselves.
 ///
 /// # Safety
 ///
@@ -75,7 +76,8 @@ pub unsafe extern "C" fn fuse_loop_cfg_set_max_threads(config: *mut LoopSettings
     unsafe { (*config).max_threads = threads };
 }
 
-/// Sets if each thread has a descriptor of its own, for the interface of inodes; for that of paths, each has one where that is possible.
+/// Sets if each thread has a descriptor of its own, for the interface of inodes; for that of paths,
+/// each has one where that is possible.
 ///
 /// # Safety
 ///
@@ -170,8 +172,8 @@ pub unsafe extern "C" fn fuse_destroy(fuse: *mut c_void) {
     }
 }
 
-/// Serves the mount by one thread until it ends: for a session, by the calling one. Returns 0, the number of a signal that has ended it,
-/// or a negative number after an error, which is printed.
+/// Serves the mount by one thread until it ends: for a session, by the calling one. Returns 0, the
+/// number of a signal that has ended it, or a negative number after an error, which is printed.
 ///
 /// # Safety
 ///
@@ -361,11 +363,13 @@ pub unsafe extern "C" fn fuse_session_loop(session: *mut c_void) -> c_int {
     unsafe { fuse_loop(session) }
 }
 
-/// Creates a session for the operations of a program on inodes. Returns null after an error, which is printed.
+/// Creates a session for the operations of a program on inodes. Returns null after an error, which
+/// is printed.
 ///
 /// # Safety
 ///
-/// `args` is a `struct fuse_args`, and `operations` has `size` bytes of a `struct fuse_lowlevel_ops`.
+/// `args` is a `struct fuse_args`, and `operations` has `size` bytes of a
+/// `struct fuse_lowlevel_ops`.
 pub unsafe extern "C" fn fuse_session_new(
     args: *mut FuseArgs,
     operations: *const c_void,
@@ -376,11 +380,13 @@ pub unsafe extern "C" fn fuse_session_new(
     unsafe { low::session_three(&words(args), operations, size, data) }
 }
 
-/// Receives a message into `buffer`. Returns its length, 0 at the end of the session, or a negated error number.
+/// Receives a message into `buffer`. Returns its length, 0 at the end of the session, or a negated
+/// error number.
 ///
 /// # Safety
 ///
-/// `session` is null or a session, and `buffer` a `struct fuse_buf` without memory, or with that of an earlier call.
+/// `session` is null or a session, and `buffer` a `struct fuse_buf` without memory, or with that of
+/// an earlier call.
 pub unsafe extern "C" fn fuse_session_receive_buf(
     session: *mut c_void,
     buffer: *mut DataPart,
@@ -422,7 +428,8 @@ pub extern "C" fn fuse_clean_cache(_fuse: *mut c_void) -> c_int {
     3600
 }
 
-/// Mounts with a list of options, and returns the device for another program. Returns -1 after an error, which is printed.
+/// Mounts with a list of options, and returns the device for another program. Returns -1 after an
+/// error, which is printed.
 ///
 /// # Safety
 ///
@@ -485,9 +492,10 @@ pub unsafe extern "C" fn fuse_apply_conn_info_opts(
     unsafe { (*options).apply(&mut *conn) };
 }
 
-/// `fuse_main`: parses the command line, mounts, serves, and unmounts. Returns the exit code of the program: 1 for wrong options, 2
-/// without a mount point, 3 if the setup fails, 4 if the mount fails, 5 if the background process fails, 6 if signals cannot be
-/// handled, 7 or 8 after an error or a signal of the loop.
+/// `fuse_main`: parses the command line, mounts, serves, and unmounts. Returns the exit code of the
+/// program: 1 for wrong options, 2 without a mount point, 3 if the setup fails, 4 if the mount
+/// fails, 5 if the background process fails, 6 if signals cannot be handled, 7 or 8 after an error
+/// or a signal of the loop.
 ///
 /// # Safety
 ///

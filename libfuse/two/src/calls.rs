@@ -19,7 +19,8 @@ use defuse_libfuse::options::{
 };
 use defuse_libfuse::signals::{fuse_remove_signal_handlers, fuse_set_signal_handlers};
 
-/// Mounts with the options in `words`. Returns the mount with the remaining arguments, or an error for the user.
+/// Mounts with the options in `words`. Returns the mount with the remaining arguments, or an error
+/// for the user.
 pub(crate) fn mount_with(
     mountpoint: &CStr,
     words: &[CString],
@@ -32,7 +33,8 @@ pub(crate) fn mount_with(
     Ok((remember_mount(MountedDevice::new(mountpoint, choice)?), rest))
 }
 
-/// Creates a handle for a mount, with the options in `words` and those about INIT. Returns an error for the user.
+/// Creates a handle for a mount, with the options in `words` and those about INIT. Returns an error
+/// for the user.
 pub(crate) fn handle_for(
     mounted: Option<Arc<MountedDevice>>,
     table: OperationTable,
@@ -54,7 +56,8 @@ pub(crate) fn channel(channel: *mut c_void) -> impl Fn(&Arc<MountedDevice>) -> b
     move |mounted| std::ptr::eq(Arc::as_ptr(mounted), channel.cast_const().cast())
 }
 
-/// Mounts, and returns the channel. Leaves the arguments that are not for the mount. Returns null after an error, which is printed.
+/// Mounts, and returns the channel. Leaves the arguments that are not for the mount. Returns null
+/// after an error, which is printed.
 ///
 /// # Safety
 ///
@@ -100,7 +103,8 @@ pub unsafe extern "C" fn fuse_unmount(mountpoint: *const c_char, chan: *mut c_vo
 ///
 /// # Safety
 ///
-/// `chan` is null or a channel, `args` a `struct fuse_args` or null, and `operations` has `size` bytes of a `struct fuse_operations`.
+/// `chan` is null or a channel, `args` a `struct fuse_args` or null, and `operations` has `size`
+/// bytes of a `struct fuse_operations`.
 pub unsafe extern "C" fn fuse_new(
     chan: *mut c_void,
     args: *mut FuseArgs,
@@ -300,7 +304,8 @@ pub extern "C" fn fuse_read_cmd(_fuse: *mut c_void) -> *mut c_void {
 /// Does nothing: there are no requests for programs.
 pub extern "C" fn fuse_process_cmd(_fuse: *mut c_void, _command: *mut c_void) {}
 
-/// A loop with a function of the program for each request, which this library does not serve. Returns -1.
+/// A loop with a function of the program for each request, which this library does not serve.
+/// Returns -1.
 pub extern "C" fn fuse_loop_mt_proc(
     _fuse: *mut c_void,
     _process: *mut c_void,
@@ -334,7 +339,8 @@ pub(crate) struct ProgramSetup {
     pub(crate) fd: c_int,
 }
 
-/// Parses the command line, mounts, continues in the background, and handles signals. Prints errors.
+/// Parses the command line, mounts, continues in the background, and handles signals. Prints
+/// errors.
 ///
 /// # Safety
 ///
@@ -401,11 +407,13 @@ unsafe fn set_up_words(
     Ok(ProgramSetup { fuse, mountpoint, single: line.single, fd: mounted.fd })
 }
 
-/// Parses the command line, mounts, continues in the background, and handles signals. Returns the handle, or null.
+/// Parses the command line, mounts, continues in the background, and handles signals. Returns the
+/// handle, or null.
 ///
 /// # Safety
 ///
-/// `argv` has `argc` strings, `operations` has `size` bytes of a `struct fuse_operations`, and the others lead to variables.
+/// `argv` has `argc` strings, `operations` has `size` bytes of a `struct fuse_operations`, and the
+/// others lead to variables.
 pub unsafe extern "C" fn fuse_setup(
     argc: c_int,
     argv: *mut *mut c_char,
@@ -475,7 +483,8 @@ pub(crate) unsafe fn tear_down(fuse: *mut c_void) {
     }
 }
 
-/// `fuse_main`: parses the command line, mounts, serves, and unmounts. Returns 1 after an error, which is printed.
+/// `fuse_main`: parses the command line, mounts, serves, and unmounts. Returns 1 after an error,
+/// which is printed.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
-//! Channels and sessions of the interface of inodes. A channel is a mount, or what a program has made by itself.
+//! Channels and sessions of the interface of inodes. A channel is a mount, or what a program has
+//! made by itself.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -23,11 +24,13 @@ use crate::compat::list;
 /// Bytes of the largest request of a mount.
 const LARGEST: usize = (128 << 10) + 4096;
 
-/// Creates a session for the operations of a program on inodes. Returns null after an error, which is printed.
+/// Creates a session for the operations of a program on inodes. Returns null after an error, which
+/// is printed.
 ///
 /// # Safety
 ///
-/// `args` is null or a `struct fuse_args`, and `operations` has `size` bytes of a `struct fuse_lowlevel_ops`.
+/// `args` is null or a `struct fuse_args`, and `operations` has `size` bytes of a
+/// `struct fuse_lowlevel_ops`.
 pub unsafe extern "C" fn fuse_lowlevel_new(
     args: *mut FuseArgs,
     operations: *const c_void,
@@ -56,7 +59,8 @@ pub unsafe extern "C" fn fuse_lowlevel_new_compat(
     unsafe { low::session_two(&list(options), operations, size, data) }
 }
 
-/// Creates a session whose messages the program decodes. Returns null after an error, which is printed.
+/// Creates a session whose messages the program decodes. Returns null after an error, which is
+/// printed.
 ///
 /// # Safety
 ///
@@ -117,7 +121,8 @@ pub unsafe extern "C" fn fuse_session_add_chan(session: *mut c_void, chan: *mut 
 /// `chan` is a channel or null.
 pub unsafe extern "C" fn fuse_session_remove_chan(chan: *mut c_void) {
     let Some(mounted) = find_mount(channel(chan)) else { return };
-    // SAFETY: a session stays until it is destroyed, which comes after this call or ends its channel.
+    // SAFETY: a session stays until it is destroyed, which comes after this call or ends its
+    // channel.
     if let Some(session) = unsafe { low::of(mounted.session()) } {
         session.abandon();
         mounted.set_session(null_mut());
@@ -237,7 +242,8 @@ pub unsafe extern "C" fn fuse_chan_recv(
     }
 }
 
-/// Receives a message for a program of libfuse 2.4. Returns its length, 0 at the end of the session or after a signal, or -1.
+/// Receives a message for a program of libfuse 2.4. Returns its length, 0 at the end of the session
+/// or after a signal, or -1.
 ///
 /// # Safety
 ///
@@ -295,7 +301,8 @@ pub unsafe extern "C" fn fuse_session_process(
 ///
 /// # Safety
 ///
-/// `session` is null or a session, `buffer` a `struct fuse_buf` with a message, and `chan` null or a channel.
+/// `session` is null or a session, `buffer` a `struct fuse_buf` with a message, and `chan` null or
+/// a channel.
 pub unsafe extern "C" fn fuse_session_process_buf(
     session: *mut c_void,
     buffer: *const DataPart,
@@ -311,12 +318,13 @@ pub unsafe extern "C" fn fuse_session_process_buf(
     }
 }
 
-/// Receives a message into `buffer`. Returns its length, 0 at the end of the session, or a negated error number.
+/// Receives a message into `buffer`. Returns its length, 0 at the end of the session, or a negated
+/// error number.
 ///
 /// # Safety
 ///
-/// `session` is null or a session, `buffer` a `struct fuse_buf` with memory of [`fuse_chan_bufsize`], and `chan` null, or leads to a
-/// channel or null.
+/// `session` is null or a session, `buffer` a `struct fuse_buf` with memory of
+/// [`fuse_chan_bufsize`], and `chan` null, or leads to a channel or null.
 pub unsafe extern "C" fn fuse_session_receive_buf(
     session: *mut c_void,
     buffer: *mut DataPart,
@@ -342,7 +350,8 @@ pub unsafe extern "C" fn fuse_session_receive_buf(
     }
 }
 
-/// Drops attributes that the kernel caches of an inode, and data from `off` on, unless that is negative.
+/// Drops attributes that the kernel caches of an inode, and data from `off` on, unless that is
+/// negative.
 ///
 /// # Safety
 ///
@@ -404,7 +413,8 @@ pub unsafe extern "C" fn notify_store(
     unsafe { store(fuse_chan_session(chan), ino, offset, parts, flags) }
 }
 
-/// Requests data of the page cache of an inode, which `retrieve_reply` of the program gets with the cookie.
+/// Requests data of the page cache of an inode, which `retrieve_reply` of the program gets with the
+/// cookie.
 ///
 /// # Safety
 ///

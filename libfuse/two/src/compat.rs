@@ -1,5 +1,5 @@
-//! The functions for programs that were built with libfuse 2.2 to 2.5. Their `init` takes no argument and is passed one, which it does
-//! not read.
+//! The functions for programs that were built with libfuse 2.2 to 2.5. Their `init` takes no
+//! argument and is passed one, which it does not read.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -107,7 +107,8 @@ pub extern "C" fn mount_1(_mountpoint: *const c_char, _args: *const *const c_cha
 ///
 /// # Safety
 ///
-/// `args` is null or a `struct fuse_args`, and `operations` has `size` bytes of the structure of 2.5.
+/// `args` is null or a `struct fuse_args`, and `operations` has `size` bytes of the structure of
+/// 2.5.
 pub unsafe extern "C" fn new_25(
     fd: c_int,
     args: *mut FuseArgs,
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn new_22(
 ///
 /// # Safety
 ///
-/// `argv` has `argc` strings, `operations` has `size` bytes of the structure of 2.5, and the others lead to variables.
+/// `argv` has `argc` strings, `operations` has `size` bytes of the structure of 2.5, and the others
+/// lead to variables.
 pub unsafe extern "C" fn setup_25(
     argc: c_int,
     argv: *mut *mut c_char,
@@ -163,7 +165,8 @@ pub unsafe extern "C" fn setup_25(
 ///
 /// # Safety
 ///
-/// `argv` has `argc` strings, `operations` has `size` bytes of the structure of 2.2, and the others lead to variables.
+/// `argv` has `argc` strings, `operations` has `size` bytes of the structure of 2.2, and the others
+/// lead to variables.
 pub unsafe extern "C" fn setup_22(
     argc: c_int,
     argv: *mut *mut c_char,

@@ -22,7 +22,8 @@ pub(crate) struct CommandTicket {
     serial: u16,
 }
 
-/// The answer to a command: a completion with any status, or `EIO` if a reset discarded the command.
+/// The answer to a command: a completion with any status, or `EIO` if a reset discarded the
+/// command.
 pub(crate) type AdminResult = Result<CompletionEntry>;
 
 pub(crate) struct AdminQueue {

@@ -69,8 +69,8 @@ impl NvmeController {
         Ok(ErrorEntry::parse_all(&bytes))
     }
 
-    /// The commands that make a completion and a submission queue. A controller without priorities ignores the
-    /// priority.
+    /// The commands that make a completion and a submission queue. A controller without priorities
+    /// ignores the priority.
     pub(crate) fn creation(
         &self,
         ring: &QueuePair,

@@ -21,8 +21,8 @@ const RESET_WINDOW: Duration = Duration::from_secs(600);
 /// Requests for events at a time.
 const EVENT_REQUESTS: u32 = 4;
 
-/// The feature Arbitration: 16 commands of a queue of high priority for 4 of a medium and 1 of a low one, each less
-/// one; and 8 commands of a queue at a time, as a power of two.
+/// The feature Arbitration: 16 commands of a queue of high priority for 4 of a medium and 1 of a
+/// low one, each less one; and 8 commands of a queue at a time, as a power of two.
 const ARBITRATION: u32 = 15 << 24 | 3 << 16 | 3;
 
 /// Events that are kept until a caller takes them.

@@ -119,8 +119,8 @@ impl NvmeController {
         self.publish(&core);
     }
 
-    /// Publishes the core's state to the queues. A change becomes visible only after the controller was stopped or cut
-    /// off.
+    /// Publishes the core's state to the queues. A change becomes visible only after the controller
+    /// was stopped or cut off.
     fn publish(&self, core: &ControllerCore) {
         let life = match core.phase {
             ControllerPhase::Running => ControllerState::Running,
@@ -253,7 +253,8 @@ impl NvmeController {
 }
 
 impl Drop for NvmeController {
-    /// Shuts the controller down, so that it writes its caches, and stops it: it must not use memory any more.
+    /// Shuts the controller down, so that it writes its caches, and stops it: it must not use
+    /// memory any more.
     fn drop(&mut self) {
         if self.state() == ControllerState::Running {
             let settings = self.capabilities.settings();

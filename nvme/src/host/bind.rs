@@ -49,7 +49,8 @@ pub enum HostError {
 }
 
 impl SysfsHost {
-    /// Gives the controller to vfio-pci, and so to user space. Does nothing if vfio-pci already has the controller.
+    /// Gives the controller to vfio-pci, and so to user space. Does nothing if vfio-pci already has
+    /// the controller.
     ///
     /// # Errors
     ///
@@ -115,7 +116,8 @@ impl SysfsHost {
         Ok(claims)
     }
 
-    /// Selects the next driver of the device, unbinds the present one, and lets the kernel probe the next.
+    /// Selects the next driver of the device, unbinds the present one, and lets the kernel probe
+    /// the next.
     fn change(&self, address: &PciAddress, to: &str, from: Option<&str>) -> Result<(), HostError> {
         write(&self.device(address).join("driver_override"), to)?;
         if let Some(from) = from {

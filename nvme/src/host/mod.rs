@@ -1,4 +1,5 @@
-//! NVMe controllers of this machine, and their drivers: by sysfs(5), below a root directory that tests choose.
+//! NVMe controllers of this machine, and their drivers: by sysfs(5), below a root directory that
+//! tests choose.
 
 mod bind;
 mod usage;

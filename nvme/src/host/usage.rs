@@ -28,8 +28,8 @@ pub(super) fn namespaces(device: &Path) -> Vec<String> {
     found
 }
 
-/// The block device of the directory `child` of a controller, such as `nvme0n1`. With multipath `nvme0c1n1` is a
-/// path to `nvme0n1`.
+/// The block device of the directory `child` of a controller, such as `nvme0n1`. With multipath
+/// `nvme0c1n1` is a path to `nvme0n1`.
 fn block_name(controller: &str, child: &str) -> Option<String> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if let Some(number) = child.strip_prefix(controller)
@@ -80,8 +80,8 @@ impl SysfsHost {
         users
     }
 
-    /// Opens the block device `name` and its partitions exclusively, so that they cannot be mounted, or become a part
-    /// of another device, meanwhile.
+    /// Opens the block device `name` and its partitions exclusively, so that they cannot be
+    /// mounted, or become a part of another device, meanwhile.
     pub(super) fn claim(&self, name: &str) -> Result<Vec<File>, (String, io::Error)> {
         let claim = |part: String| {
             let mut options = OpenOptions::new();
@@ -101,7 +101,8 @@ impl SysfsHost {
     }
 }
 
-/// The mount point in a line of mountinfo, if it mounts the device with this number (`259:1`) or node.
+/// The mount point in a line of mountinfo, if it mounts the device with this number (`259:1`) or
+/// node.
 fn parse_mount(line: &str, number: &str, node: &str) -> Option<String> {
     let (before, after) = line.split_once(" - ")?;
     let fields: Vec<&str> = before.split(' ').collect();

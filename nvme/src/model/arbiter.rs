@@ -32,8 +32,8 @@ impl QueueArbiter {
         self.weighted.then_some(self.weights)
     }
 
-    /// The queue that has the turn among `queues`, all of which have commands: numbers in ascending order, and
-    /// priorities.
+    /// The queue that has the turn among `queues`, all of which have commands: numbers in ascending
+    /// order, and priorities.
     pub(super) fn next(&mut self, queues: impl Iterator<Item = (u16, u8)>) -> Option<u16> {
         let queues: Vec<(u16, u8)> = queues.collect();
         if !self.weighted {

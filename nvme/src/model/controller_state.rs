@@ -216,8 +216,8 @@ impl ControllerModelState {
         self.now = end;
     }
 
-    /// Advances to the next event that is visible to the host, or to the end of `timeout`. False if nothing will ever
-    /// happen.
+    /// Advances to the next event that is visible to the host, or to the end of `timeout`. False if
+    /// nothing will ever happen.
     pub(super) fn advance(&mut self, timeout: Option<Duration>) -> bool {
         let end = timeout.map(|timeout| self.now + timeout);
         while let Some(next) = self.agenda.next()

@@ -80,7 +80,8 @@ impl ModelEventQueue {
         own.into_iter().chain(of_ssd).min()
     }
 
-    /// Advances to the next event. Returns the work that is due then; `None` for a step within the SSD.
+    /// Advances to the next event. Returns the work that is due then; `None` for a step within the
+    /// SSD.
     pub(super) fn take(&mut self) -> Option<ModelEvent> {
         let next = self.next()?;
         if let Some(Reverse((at, serial))) = self.moments.peek().copied()

@@ -71,7 +71,8 @@ impl FaultInjector {
         }
     }
 
-    /// A completion as written to memory, in words of 32 bits, and the number of times that it is written.
+    /// A completion as written to memory, in words of 32 bits, and the number of times that it is
+    /// written.
     pub(super) fn completion(&mut self, mut words: [u32; 4]) -> ([u32; 4], usize) {
         let Some(byte) = self.script.pop() else { return (words, 1) };
         let mut next = || self.script.pop().unwrap_or(0);

@@ -11,8 +11,9 @@ use crate::spec::{CommandStatus, SubmissionEntry};
 const FUA: u32 = 1 << 30;
 
 impl ControllerModelState {
-    /// The work of a command for the SSD, which has blocks of 4 KiB: a part of a block takes as long as the whole
-    /// block. A command that will be refused only takes the time of the controller.
+    /// The work of a command for the SSD, which has blocks of 4 KiB: a part of a block takes as
+    /// long as the whole block. A command that will be refused only takes the time of the
+    /// controller.
     pub(super) fn load(&self, command: &SubmissionEntry) -> SsdWork {
         let range = range(command);
         let moves = command.namespace() == 1 && self.bytes(range).is_ok();

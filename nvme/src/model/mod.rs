@@ -1,22 +1,24 @@
 //! A model of a controller, in this process and in virtual time.
 //!
-//! The model works on the real queues: it reads commands from the memory of the driver when a doorbell rings, follows
-//! PRP lists and SGLs, and writes completions with their phase. Any device of `defuse-block` provides its blocks: with
-//! a simulation of power failures the states after a power cut are known. Its clock advances when a thread sleeps or
-//! reads it, so that time-outs take no real time, and a run is always the same for the same seed if one thread uses the
-//! model.
+//! The model works on the real queues: it reads commands from the memory of the driver when a
+//! doorbell rings, follows PRP lists and SGLs, and writes completions with their phase. Any device
+//! of `defuse-block` provides its blocks: with a simulation of power failures the states after a
+//! power cut are known. Its clock advances when a thread sleeps or reads it, so that time-outs take
+//! no real time, and a run is always the same for the same seed if one thread uses the model.
 //!
-//! The time of a command comes by chance, or from the parts of an SSD ([`ModelProperties::parts`]): its dies and
-//! channels, its write buffer, and a limited number of commands at work, as in [`defuse_block::model`]. Then nothing is
-//! left to chance. An admin command takes only the time of the controller. A flush lasts until the pages that were in
-//! the write buffer before it are programmed, and a write with FUA until its own pages are. A reset forgets commands,
-//! but the dies continue. A shutdown does not wait for the write buffer.
+//! The time of a command comes by chance, or from the parts of an SSD ([`ModelProperties::parts`]):
+//! its dies and channels, its write buffer, and a limited number of commands at work, as in
+//! [`defuse_block::model`]. Then nothing is left to chance. An admin command takes only the time of
+//! the controller. A flush lasts until the pages that were in the write buffer before it are
+//! programmed, and a write with FUA until its own pages are. A reset forgets commands, but the dies
+//! continue. A shutdown does not wait for the write buffer.
 //!
-//! A call of [`now`](ControllerTransport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns:
-//! little beside the times of its parts, and not 0, so that a thread that polls comes to an end. Commands at work
-//! continue meanwhile. With an SSD the driver does not poll ([`wakes_at_once`](ControllerTransport::wakes_at_once)). A
-//! reading of the [`clock`](ControllerTransport::clock), which measures the device, takes no time, and neither does the
-//! code of the driver.
+//! A call of [`now`](ControllerTransport::now), by which the driver times commands, takes 1 us, or
+//! with an SSD 20 ns: little beside the times of its parts, and not 0, so that a thread that polls
+//! comes to an end. Commands at work continue meanwhile. With an SSD the driver does not poll
+//! ([`wakes_at_once`](ControllerTransport::wakes_at_once)). A reading of the
+//! [`clock`](ControllerTransport::clock), which measures the device, takes no time, and neither
+//! does the code of the driver.
 
 mod admin;
 mod arbiter;
@@ -86,7 +88,8 @@ impl ControllerModel {
         Ok(ControllerModel { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
     }
 
-    /// Sets the range of the times of commands, in microseconds, from now on, unless the controller has an SSD.
+    /// Sets the range of the times of commands, in microseconds, from now on, unless the controller
+    /// has an SSD.
     pub fn pace(&self, latency_us: (u64, u64)) {
         self.lock().latency_us = latency_us;
     }
@@ -125,8 +128,8 @@ impl ControllerModel {
         self.lock().fetched
     }
 
-    /// The priorities of the present I/O queues, by number: 0 is urgent, 1 high, 2 medium, 3 low; as the driver wrote
-    /// them.
+    /// The priorities of the present I/O queues, by number: 0 is urgent, 1 high, 2 medium, 3 low;
+    /// as the driver wrote them.
     pub fn priorities(&self) -> Vec<(u16, u8)> {
         let chip = self.lock();
         let queues = chip.submissions.iter().filter(|(number, _)| **number > 0);
@@ -252,8 +255,8 @@ impl ControllerTransport for ControllerModel {
         }
     }
 
-    /// True with an SSD: polling one queue would take virtual time in which no thread sees the answers of the other
-    /// queues.
+    /// True with an SSD: polling one queue would take virtual time in which no thread sees the
+    /// answers of the other queues.
     fn wakes_at_once(&self) -> bool {
         self.shape.parts.is_some()
     }

@@ -23,18 +23,19 @@ pub struct ModelProperties {
     pub compares: bool,
     /// Queues can have priorities.
     pub priorities: bool,
-    /// Commands of I/O queues that the controller works on at a time. It takes the next one by the arbitration that its
-    /// driver chose.
+    /// Commands of I/O queues that the controller works on at a time. It takes the next one by the
+    /// arbitration that its driver chose.
     pub slots: usize,
-    /// The range of the random times of commands, in microseconds: the order of completions differs from the order of
-    /// commands. It has no meaning with `parts`.
+    /// The range of the random times of commands, in microseconds: the order of completions differs
+    /// from the order of commands. It has no meaning with `parts`.
     pub latency_us: (u64, u64),
-    /// The SSD behind the controller. Its parts determine the time of each command (see the [module](crate::model)). It
-    /// takes commands while both `slots` and the limits of the SSD allow it.
-    /// [`ControllerModel::with`](super::ControllerModel::with) panics if it lacks dies, channels, pages, commands or a
-    /// buffer.
+    /// The SSD behind the controller. Its parts determine the time of each command (see the
+    /// [module](crate::model)). It takes commands while both `slots` and the limits of the SSD
+    /// allow it. [`ControllerModel::with`](super::ControllerModel::with) panics if it lacks dies,
+    /// channels, pages, commands or a buffer.
     pub parts: Option<SsdParameters>,
-    /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
+    /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary
+    /// (NABSPF).
     pub atomic: (u16, u16),
 }
 

@@ -144,7 +144,8 @@ fn low(memory: &Arc<MemoryRegion>) -> Option<FrameRun> {
     None
 }
 
-/// The arguments of QEMU. Files are named by descriptors of this process, which QEMU opens anew: no path is followed.
+/// The arguments of QEMU. Files are named by descriptors of this process, which QEMU opens anew: no
+/// path is followed.
 fn arguments(image: &File, memory: &MemoryRegion, options: &QemuOptions) -> Vec<String> {
     let path = |fd: i32| format!("/proc/{}/fd/{fd}", std::process::id());
     let (image, ram) = (path(image.as_raw_fd()), path(memory.as_fd().as_raw_fd()));

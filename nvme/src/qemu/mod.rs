@@ -1,10 +1,10 @@
-//! The controller that QEMU emulates, without a guest: an implementation that is independent of this driver, for tests
-//! and development.
+//! The controller that QEMU emulates, without a guest: an implementation that is independent of
+//! this driver, for tests and development.
 //!
-//! QEMU runs with a stopped processor. Registers are read and written over its test protocol, on a socket without a
-//! name. The memory of the machine is a memfd that both processes map, so that data needs no copies in between. QEMU
-//! gets the image by its descriptor. The controller has no interrupts, and is slow: about 30 us for each access to a
-//! register.
+//! QEMU runs with a stopped processor. Registers are read and written over its test protocol, on a
+//! socket without a name. The memory of the machine is a memfd that both processes map, so that
+//! data needs no copies in between. QEMU gets the image by its descriptor. The controller has no
+//! interrupts, and is slow: about 30 us for each access to a register.
 
 mod machine;
 mod protocol;

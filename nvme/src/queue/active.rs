@@ -12,7 +12,8 @@ use crate::spec::{DataPointer, IoOpcode, PAGE, SubmissionEntry};
 #[derive(Default)]
 pub(super) struct CommandSlot {
     pub(super) flight: Option<ActiveOperation>,
-    /// A part of the numbers of the slot's commands, so that an answer to an old command is noticed.
+    /// A part of the numbers of the slot's commands, so that an answer to an old command is
+    /// noticed.
     pub(super) sequence: u16,
     /// The controller has a command of the operation.
     pub(super) sent: bool,
@@ -27,7 +28,8 @@ pub(super) struct ActiveOperation {
     pub(super) kind: BlockOpKind,
     /// Pages that stand in for the operation's memory.
     pub(super) pages: Vec<u32>,
-    /// The first block that is not done, and the number of these blocks: zeroing and discarding take several commands.
+    /// The first block that is not done, and the number of these blocks: zeroing and discarding
+    /// take several commands.
     pub(super) block: u64,
     pub(super) left: u64,
     /// Blocks of the command that is in flight.
@@ -108,7 +110,8 @@ impl NvmeQueue {
         }))
     }
 
-    /// The pointer to the data of a read or write; `None` while other operations have the pages that it needs.
+    /// The pointer to the data of a read or write; `None` while other operations have the pages
+    /// that it needs.
     #[inline]
     fn pointer(
         &mut self,

@@ -19,7 +19,8 @@ pub(super) type BusRange = (u64, usize);
 pub(crate) struct RegionAddresses(pub(crate) Vec<(u64, u64)>);
 
 impl RegionAddresses {
-    /// The ranges of `memory` for the controller; `None` if a part is in no region that the controller reaches.
+    /// The ranges of `memory` for the controller; `None` if a part is in no region that the
+    /// controller reaches.
     fn ranges(&self, memory: &MemorySegments, out: &mut Vec<BusRange>) -> Option<()> {
         for piece in memory.pieces() {
             let (region, at) = piece.region_and_offset()?;
@@ -34,7 +35,8 @@ impl RegionAddresses {
         Some(())
     }
 
-    /// A pointer to `memory`, with a list in the page `list` where one is needed. `None` where the data must be copied.
+    /// A pointer to `memory`, with a list in the page `list` where one is needed. `None` where the
+    /// data must be copied.
     #[inline]
     pub(super) fn pointer(
         &self,
@@ -65,7 +67,8 @@ impl PointerListPage<'_> {
     }
 }
 
-/// True where the ranges leave no page before its end except the last one, and begin pages except the first.
+/// True where the ranges leave no page before its end except the last one, and begin pages except
+/// the first.
 fn is_of_pages(ranges: &[BusRange]) -> bool {
     let page = PAGE as u64;
     let last = ranges.len().saturating_sub(1);

@@ -130,7 +130,8 @@ impl NvmeQueue {
         }
     }
 
-    /// Writes the next command of an operation, or answers it with an error. False where it must wait.
+    /// Writes the next command of an operation, or answers it with an error. False where it must
+    /// wait.
     #[inline]
     fn send(&mut self, slot: u16) -> bool {
         match self.command(usize::from(slot)) {

@@ -1,9 +1,10 @@
 //! The choice between polling for answers and sleeping until an interrupt.
 //!
-//! Polling finds an answer as soon as it is there, and takes a processor. A sleep gives the processor away, and waking
-//! up costs some microseconds. So a wait begins with polling if answers usually come soon. The time of a sleep includes
-//! waking up, and does not show if a controller has become fast: now and then a wait polls nevertheless, and following
-//! waits do the same as long as that succeeds.
+//! Polling finds an answer as soon as it is there, and takes a processor. A sleep gives the
+//! processor away, and waking up costs some microseconds. So a wait begins with polling if answers
+//! usually come soon. The time of a sleep includes waking up, and does not show if a controller has
+//! become fast: now and then a wait polls nevertheless, and following waits do the same as long as
+//! that succeeds.
 
 use std::time::Duration;
 
@@ -42,8 +43,8 @@ impl PollingPolicy {
         }
     }
 
-    /// Records that polling found an answer after this time. It may be longer than the time for polling: the processor
-    /// had other work.
+    /// Records that polling found an answer after this time. It may be longer than the time for
+    /// polling: the processor had other work.
     pub(super) fn record_polled(&mut self, after: Duration) {
         self.blind = if after <= self.polling_time() { TRIAL } else { 0 };
         self.learn(after);

@@ -53,8 +53,8 @@ impl NvmeQueue {
         self.grow();
     }
 
-    /// Begins again after a reset. The controller was stopped, so it uses no memory of commands: they are answered, or
-    /// sent again.
+    /// Begins again after a reset. The controller was stopped, so it uses no memory of commands:
+    /// they are answered, or sent again.
     fn begin_again(&mut self) {
         self.ring.clear();
         self.fresh.clear();

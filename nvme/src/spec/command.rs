@@ -101,7 +101,8 @@ impl SubmissionEntry {
         self
     }
 
-    /// The command with a range of logical blocks, at most 65,536, in the fields of reads and writes.
+    /// The command with a range of logical blocks, at most 65,536, in the fields of reads and
+    /// writes.
     #[must_use]
     pub fn range(self, block: u64, blocks: u32) -> Self {
         let mut words = self.0;

@@ -135,8 +135,9 @@ impl NamespaceFacts {
     }
 }
 
-/// Blocks of the largest aligned power of two that is atomic and crosses no boundary: NAWUPF, NABSPF and NABO.
-/// AWUPF of the controller is not used: controllers do not agree on the size of the blocks that it counts.
+/// Blocks of the largest aligned power of two that is atomic and crosses no boundary: NAWUPF,
+/// NABSPF and NABO. AWUPF of the controller is not used: controllers do not agree on the size of
+/// the blocks that it counts.
 fn atomic(bytes: &[u8]) -> u32 {
     let unit = u32::from(u16_at(bytes, 36)) + 1;
     let largest = 1 << unit.ilog2();

@@ -1,5 +1,5 @@
-//! The formats of the NVM Express specification: registers, commands, completions, and the structures by which a
-//! controller describes itself. No I/O.
+//! The formats of the NVM Express specification: registers, commands, completions, and the
+//! structures by which a controller describes itself. No I/O.
 
 mod command;
 mod completion;

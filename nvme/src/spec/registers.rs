@@ -55,7 +55,8 @@ impl ControllerCapabilities {
         (self.0 & 0xffff) as u32 + 1
     }
 
-    /// The longest time in which the controller becomes ready, or stops being ready; at least a second.
+    /// The longest time in which the controller becomes ready, or stops being ready; at least a
+    /// second.
     pub fn timeout(self) -> Duration {
         Duration::from_millis(500 * (self.0 >> 24 & 0xff)).max(Duration::from_secs(1))
     }

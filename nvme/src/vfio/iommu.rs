@@ -1,5 +1,5 @@
-//! The address space of a device: a container of VFIO with the IOMMU of type 1, or a space of an iommufd
-//! (linux/iommufd.h).
+//! The address space of a device: a container of VFIO with the IOMMU of type 1, or a space of an
+//! iommufd (linux/iommufd.h).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use defuse_block::{Errno, MemoryRegion, Result};
 
 use super::sys::{ioctl_by_reference, size};
 
-/// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO. VFIO's numbers begin at 100.
+/// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO. VFIO's numbers begin
+/// at 100.
 const fn iommufd_request(nr: u64) -> u64 {
     nr - 100
 }
@@ -119,8 +120,9 @@ impl IommuContext {
             // The flags: the device reads and writes.
             let argsz = size::<VfioDmaMap>();
             let mut map = VfioDmaMap { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
-            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `IommuMapping` ends the
-            // access of the device, whose commands use only frames of operations in flight.
+            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until
+            // `IommuMapping` ends the access of the device, whose commands use only frames of
+            // operations in flight.
             return unsafe { ioctl_by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
         };
         let mut map = IoasMap {
@@ -133,8 +135,8 @@ impl IommuContext {
             length: bytes,
             iova,
         };
-        // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays mapped until `IommuMapping` ends the
-        // access of the device.
+        // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays mapped until
+        // `IommuMapping` ends the access of the device.
         unsafe { ioctl_by_reference(self.fd.as_fd(), iommufd_request(0x85), &mut map).map(drop) }
     }
 

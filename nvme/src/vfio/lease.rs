@@ -47,7 +47,8 @@ struct LeasedDevice {
     _group: Option<OwnedFd>,
 }
 
-/// Opens the device at `address`: by its own file where the kernel has that and this user may, otherwise by its group.
+/// Opens the device at `address`: by its own file where the kernel has that and this user may,
+/// otherwise by its group.
 pub(super) fn open(
     host: &SysfsHost,
     address: &PciAddress,
@@ -77,7 +78,8 @@ fn open_by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<O
     Ok(OpenVfioDevice { path, device, iommu, group: None })
 }
 
-/// Converts the error of a device in use. The kernel reports the device of another process as invalid.
+/// Converts the error of a device in use. The kernel reports the device of another process as
+/// invalid.
 fn busy(errno: Errno) -> io::Error {
     if errno == Errno::INVAL { Errno::BUSY.into() } else { errno.into() }
 }

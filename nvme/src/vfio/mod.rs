@@ -1,9 +1,10 @@
-//! Controllers of this machine that vfio-pci drives (the kernel's Documentation/driver-api/vfio.rst): registers are
-//! mapped, an IOMMU limits the device to memory that was mapped for it, and interrupts count in eventfds. A user that
-//! owns the files in /dev/vfio needs no other rights.
+//! Controllers of this machine that vfio-pci drives (the kernel's
+//! Documentation/driver-api/vfio.rst): registers are mapped, an IOMMU limits the device to memory
+//! that was mapped for it, and interrupts count in eventfds. A user that owns the files in
+//! /dev/vfio needs no other rights.
 //!
-//! Where the kernel has them, a device is opened by its own file, and memory by an iommufd; otherwise by the group of
-//! the device, and a container with the IOMMU of type 1.
+//! Where the kernel has them, a device is opened by its own file, and memory by an iommufd;
+//! otherwise by the group of the device, and a container with the IOMMU of type 1.
 
 mod iommu;
 mod lease;
@@ -30,9 +31,9 @@ const VECTORS: u32 = 65;
 
 /// A controller that vfio-pci drives. Closing it resets the controller.
 ///
-/// When the kernel requests the device back, because it is being removed or given to another driver, it is closed at
-/// once: a user that keeps it would make the kernel wait for ever. Its registers then read all ones, as for a device
-/// that is gone.
+/// When the kernel requests the device back, because it is being removed or given to another
+/// driver, it is closed at once: a user that keeps it would make the kernel wait for ever. Its
+/// registers then read all ones, as for a device that is gone.
 pub struct VfioController {
     name: String,
     numa_node: Option<u32>,
@@ -56,8 +57,8 @@ impl VfioController {
     ///
     /// # Errors
     ///
-    /// [`HostError::NotBound`] if the controller has another driver, [`HostError::System`] with the file that cannot be
-    /// used.
+    /// [`HostError::NotBound`] if the controller has another driver, [`HostError::System`] with the
+    /// file that cannot be used.
     pub fn open(host: &SysfsHost, address: &PciAddress) -> Result<Self, HostError> {
         let found = host.controller(address)?;
         if found.driver.as_deref() != Some(VFIO) {

@@ -76,8 +76,8 @@ impl MappedRegisters {
 }
 
 impl MappedRegisters {
-    /// Replaces the registers by memory whose bits are all set, as for a device that is gone. This mapping then does
-    /// not keep the device in use.
+    /// Replaces the registers by memory whose bits are all set, as for a device that is gone. This
+    /// mapping then does not keep the device in use.
     pub(super) fn replace_by_ones(&self) -> Result<()> {
         let gone = MemfdFlags::CLOEXEC;
         let memory = File::from(rustix::fs::memfd_create(c"registers", gone)?);
@@ -85,8 +85,8 @@ impl MappedRegisters {
         memory.write_all_at(&ones, 0).map_err(|_| Errno::NOMEM)?;
         let (prot, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: the range is the mapping that `new` has made, which is replaced in one step. Accesses are volatile,
-        // and all values are valid.
+        // SAFETY: the range is the mapping that `new` has made, which is replaced in one step.
+        // Accesses are volatile, and all values are valid.
         unsafe { rustix::mm::mmap(self.start.cast(), self.len, prot, flags, &memory, 0)? };
         Ok(())
     }

@@ -24,8 +24,8 @@ pub(super) struct DeviceAddressSpace {
     addresses: Mutex<AddressAllocator>,
 }
 
-/// A limit of locked memory: the kernel pins the memory that the device reaches, and counts it as locked memory of the
-/// process.
+/// A limit of locked memory: the kernel pins the memory that the device reaches, and counts it as
+/// locked memory of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LockedMemoryShortage {
     /// Bytes that the device reaches, and the additional bytes of the request.
@@ -80,7 +80,8 @@ impl DeviceAddressSpace {
 
     /// Ends all access of the device.
     pub(super) fn cut(&self) {
-        // Older kernels cannot unmap everything; but a device without access to the bus reaches nothing either.
+        // Older kernels cannot unmap everything; but a device without access to the bus reaches
+        // nothing either.
         let _ = self.iommu.unmap_all();
     }
 

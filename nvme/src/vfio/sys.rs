@@ -106,8 +106,8 @@ pub(super) unsafe fn ioctl_by_reference<T>(
     nr: u64,
     value: &mut T,
 ) -> Result<i32> {
-    // SAFETY: the kernel reads and writes at most the structure, as the caller guarantees. The structure is borrowed
-    // here.
+    // SAFETY: the kernel reads and writes at most the structure, as the caller guarantees. The
+    // structure is borrowed here.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, std::ptr::from_mut(value)) })
 }
 
@@ -187,7 +187,8 @@ pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[Raw
     let mut words = vec![0, 1 << 2 | 1 << 5, index, 0, eventfds.len() as u32];
     words.extend(eventfds.iter().map(|fd| *fd as u32));
     words[0] = (words.len() * 4) as u32;
-    // SAFETY: VFIO_DEVICE_SET_IRQS reads the number of bytes in the first word, which is the length of `words`.
+    // SAFETY: VFIO_DEVICE_SET_IRQS reads the number of bytes in the first word, which is the length
+    // of `words`.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), request(10) as _, words.as_mut_ptr()) };
     check(result).map(drop)
 }

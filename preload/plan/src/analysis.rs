@@ -76,8 +76,9 @@ pub struct ObjectFile {
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of the sites whose number the code does not show.
     pub unknown: Vec<u64>,
-    /// The sites in functions whose number is known only when they are executed, and that can be replaced. In the C library
-    /// since glibc 2.41, one of them makes all calls in which a thread can be cancelled.
+    /// The sites in functions whose number is known only when they are executed, and that can be
+    /// replaced. In the C library since glibc 2.41, one of them makes all calls in which a thread
+    /// can be cancelled.
     pub variable_sites: Vec<PatchSite>,
     /// How many instructions may concern files and cannot be replaced.
     pub left: usize,
@@ -112,9 +113,9 @@ impl ObjectFile {
         Self::parse_outline(&file, &data).ok_or_else(foreign)
     }
 
-    /// The parts of the analysis that a run needs. Sites that `cache` has are taken from there, and then
-    /// [`raw_calls`](ObjectFile::raw_calls) and [`unreachable`](ObjectFile::unreachable) are empty. Otherwise the
-    /// file is scanned, and the result is put into the cache.
+    /// The parts of the analysis that a run needs. Sites that `cache` has are taken from there, and
+    /// then [`raw_calls`](ObjectFile::raw_calls) and [`unreachable`](ObjectFile::unreachable) are
+    /// empty. Otherwise the file is scanned, and the result is put into the cache.
     pub fn read_for_run(path: &Path, cache: Option<&AnalysisCache>) -> Result<Self, AnalysisError> {
         let failed = |error| AnalysisError::Io(path.to_owned(), error);
         let file = File::open(path).map_err(failed)?;
@@ -129,8 +130,8 @@ impl ObjectFile {
         Ok(binary)
     }
 
-    /// Returns the result of [`read_for_run`](Self::read_for_run), of a file with this name and stamp that is in
-    /// memory. `None` if it is no ELF file for x86-64.
+    /// Returns the result of [`read_for_run`](Self::read_for_run), of a file with this name and
+    /// stamp that is in memory. `None` if it is no ELF file for x86-64.
     pub fn read_bytes(
         path: &Path,
         bytes: &[u8],
@@ -162,7 +163,8 @@ impl ObjectFile {
             return;
         }
         self.find_calls(file);
-        // An object with unreplaced instructions is not cached, but analysed again, so that the warning is repeated.
+        // An object with unreplaced instructions is not cached, but analysed again, so that the
+        // warning is repeated.
         if let Some(cache) = cache.filter(|_| self.left == 0) {
             cache.keep(&self.build_id, stamp, &self.list_sites());
         }
@@ -296,8 +298,8 @@ impl ObjectFile {
         ObjectSites { build_id: self.build_id.clone(), sites: self.sites(all), image: None }
     }
 
-    /// Its code with all of these sites patched, to be put at `place` of the images of a run; `None`
-    /// where it cannot have an image.
+    /// Its code with all of these sites patched, to be put at `place` of the images of a run;
+    /// `None` where it cannot have an image.
     pub fn image(&self, all: bool, place: u64) -> Option<(PatchedImage, Vec<u8>)> {
         if self.changes_code || self.build_id.is_empty() {
             return None;
@@ -375,8 +377,9 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
     places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
 }
 
-/// All `syscall` and `int 0x80` instructions, function by function as the unwind tables delimit them, or else as symbols do. Other bytes
-/// that look like the instruction are calls without a number, unless the number is loaded right before.
+/// All `syscall` and `int 0x80` instructions, function by function as the unwind tables delimit
+/// them, or else as symbols do. Other bytes that look like the instruction are calls without a
+/// number, unless the number is loaded right before.
 fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<SyscallInstruction> {
     // The tables are read if there is anything to look up.
     let (known, named) = (OnceCell::new(), OnceCell::new());
@@ -431,7 +434,8 @@ struct FunctionRange {
     end: u64,
 }
 
-/// Functions by symbols, in their order; none of a Go program, whose stacks have no room for the jump.
+/// Functions by symbols, in their order; none of a Go program, whose stacks have no room for the
+/// jump.
 fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<FunctionRange> {
     if file.section_by_name(".note.go.buildid").is_some() {
         return Vec::new();
@@ -463,8 +467,8 @@ fn collect_functions<'d, R: ReadRef<'d>>(
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());
     all.sort_unstable();
-    // A function in assembly ends its description before the call (clone(2) does, because the stack changes there): a
-    // function goes on to the next one.
+    // A function in assembly ends its description before the call (clone(2) does, because the stack
+    // changes there): a function goes on to the next one.
     let starts = all.iter().skip(1).map(|&(from, _)| from).chain([0]);
     let function = |(&(from, own_end), next): (&(u64, u64), u64)| FunctionRange {
         from,

@@ -1,7 +1,7 @@
 //! A cache of analysis results for later runs.
 //!
-//! It has one file for each object file, named by the build id, in a directory that belongs to the user.
-//! All numbers are u64 in little-endian order:
+//! It has one file for each object file, named by the build id, in a directory that belongs to the
+//! user. All numbers are u64 in little-endian order:
 //!
 //! | what | length |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | number of sites | 8 |
 //! | sites, as in the plan | 32 each |
 //!
-//! The cache is optional. A file is ignored and replaced if it cannot be read, has another version, is
-//! damaged, or describes an object file that has changed. If another user than root and the owner could
-//! have written to the directory, it is neither read nor written.
+//! The cache is optional. A file is ignored and replaced if it cannot be read, has another version,
+//! is damaged, or describes an object file that has changed. If another user than root and the
+//! owner could have written to the directory, it is neither read nor written.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{Read, Write};
@@ -64,9 +64,9 @@ pub struct AnalysisCache {
 
 impl AnalysisCache {
     /// The cache of the user: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. Creates missing
-    /// directories, except for `$XDG_CACHE_HOME` and the home directory themselves. Returns `None` if
-    /// neither variable is an absolute path, if the directory cannot be created, or if other users
-    /// could have written to it.
+    /// directories, except for `$XDG_CACHE_HOME` and the home directory themselves. Returns `None`
+    /// if neither variable is an absolute path, if the directory cannot be created, or if other
+    /// users could have written to it.
     pub fn open_for_user() -> Option<Self> {
         let variable = |name: &str| {
             let path = PathBuf::from(std::env::var_os(name)?);
@@ -83,8 +83,9 @@ impl AnalysisCache {
         Self::open_below(&create_settled(&home.join(".cache")).ok()?)
     }
 
-    /// The cache in `base`, unless another user could exchange that directory for a link. After su(1) or `sudo -E`, the
-    /// variables belong to another user: old files are removed from the directory by their paths.
+    /// The cache in `base`, unless another user could exchange that directory for a link. After
+    /// su(1) or `sudo -E`, the variables belong to another user: old files are removed from the
+    /// directory by their paths.
     fn open_below(base: &Path) -> Option<Self> {
         Self::open_at(&find_trusted(base).ok()?.join("defuse"))
     }
@@ -277,7 +278,8 @@ mod tests {
         assert!(AnalysisCache::open_at(&directory).is_none());
     }
 
-    /// A run of root with `XDG_CACHE_HOME` of another user removed old files from the directory to which that user's link led.
+    /// A run of root with `XDG_CACHE_HOME` of another user removed old files from the directory to
+    /// which that user's link led.
     #[test]
     fn a_cache_that_another_user_can_exchange_is_not_used() {
         let place = tempfile::tempdir().unwrap();

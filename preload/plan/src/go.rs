@@ -1,4 +1,5 @@
-//! The functions of a Go program, by its table of functions (`.gopclntab`), and the sites of system calls in them.
+//! The functions of a Go program, by its table of functions (`.gopclntab`), and the sites of system
+//! calls in them.
 
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection};
@@ -8,15 +9,16 @@ use crate::scan;
 
 /// The first bytes of the table since Go 1.18, and since Go 1.20.
 const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
-/// Offsets in the header: number of functions, first address of the code, offset of the list of functions.
+/// Offsets in the header: number of functions, first address of the code, offset of the list of
+/// functions.
 const COUNT: usize = 8;
 const TEXT_START: usize = 24;
 const LIST: usize = 64;
 /// No program has more functions.
 const MOST_FUNCTIONS: usize = 4 << 20;
 
-/// The sites in the functions of the Go program with these bytes, in their order; none of other programs. The sites of
-/// rt_sigreturn(2), fork(2) and vfork(2) are left out.
+/// The sites in the functions of the Go program with these bytes, in their order; none of other
+/// programs. The sites of rt_sigreturn(2), fork(2) and vfork(2) are left out.
 pub fn sites(bytes: &[u8]) -> Vec<PatchSite> {
     let Ok(file) = ElfFile64::<LittleEndian>::parse(bytes) else { return Vec::new() };
     let is_go = file.section_by_name(".note.go.buildid").is_some();

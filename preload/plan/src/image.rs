@@ -1,11 +1,12 @@
 //! Code of a library with its sites replaced, made once for all programs of a run.
 //!
-//! A program that patches its C library by itself writes to some thirty of its pages, which become private pages of the
-//! program: each is a fault and a copy at its start, and makes every fork copy the tables of the whole library. So
-//! `defuse run` writes the jumps, into memory that all programs map instead of the library's own code, page by page the
-//! same but for the sites. That works because the trampolines lie at the same distance from the library in every
-//! program; what differs, the address of our entry, is in a page before them ([`HEAD_PAGE`]). Where their place is
-//! taken, or a library is none for this, a program patches as before.
+//! A program that patches its C library by itself writes to some thirty of its pages, which become
+//! private pages of the program: each is a fault and a copy at its start, and makes every fork copy
+//! the tables of the whole library. So `defuse run` writes the jumps, into memory that all programs
+//! map instead of the library's own code, page by page the same but for the sites. That works
+//! because the trampolines lie at the same distance from the library in every program; what
+//! differs, the address of our entry, is in a page before them ([`HEAD_PAGE`]). Where their place
+//! is taken, or a library is none for this, a program patches as before.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,11 +14,11 @@ use std::os::unix::fs::FileExt;
 use crate::plan::PatchSite;
 use crate::trampoline::{self, TRAMPOLINE};
 
-/// How far below the first page of an image its trampolines begin: more than the libraries of nearly
-/// all programs have, so that the place is free, and less than a jump reaches.
+/// How far below the first page of an image its trampolines begin: more than the libraries of
+/// nearly all programs have, so that the place is free, and less than a jump reaches.
 pub const BELOW: u64 = 256 << 20;
-/// The length in bytes of the part before the trampolines, which each program has for itself. It holds
-/// the address of the entry.
+/// The length in bytes of the part before the trampolines, which each program has for itself. It
+/// holds the address of the entry.
 pub const HEAD_PAGE: u64 = 4096;
 /// An image has no more bytes: so that all of its jumps reach.
 const LONGEST: u64 = 1 << 30;
@@ -60,8 +61,9 @@ pub struct CodeSegment {
     pub offset: u64,
 }
 
-/// The image of the library in `file` with these sites, to be put at `place`: where it is, and its code and
-/// trampolines. `None` if it cannot have one: its sites are in several segments, or differ from the bytes of the file.
+/// The image of the library in `file` with these sites, to be put at `place`: where it is, and its
+/// code and trampolines. `None` if it cannot have one: its sites are in several segments, or differ
+/// from the bytes of the file.
 pub fn make(
     file: &File,
     segments: &[CodeSegment],

@@ -5,25 +5,25 @@ use std::str::FromStr;
 
 use crate::codec::{MalformedState, StateError};
 
-/// The version of the execution state: of the text of [`InheritedDescriptors`], and of the text that a program
-/// leaves to the next one ([`ExecState::text`]). SPEC.md describes both.
+/// The version of the execution state: of the text of [`InheritedDescriptors`], and of the text
+/// that a program leaves to the next one ([`ExecState::text`]). SPEC.md describes both.
 pub const EXEC_STATE_VERSION: u64 = 3;
 
 /// The descriptors that a program of a run inherits, by their numbers.
 ///
-/// As text, the value of [`crate::VARIABLE`]: `EXEC_STATE_VERSION` and then the numbers in the order of
-/// the fields, with colons between; sockets with commas between, nothing for no leash.
+/// As text, the value of [`crate::VARIABLE`]: `EXEC_STATE_VERSION` and then the numbers in the
+/// order of the fields, with colons between; sockets with commas between, nothing for no leash.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InheritedDescriptors {
     /// The shared memory.
     pub memory: i32,
     /// The [`crate::ProgramPlan`].
     pub plan: i32,
-    /// The sockets at which the run serves file systems: `O_PATH` descriptors, because the sockets have
-    /// no names. A program connects by `/proc/self/fd/NUMBER`.
+    /// The sockets at which the run serves file systems: `O_PATH` descriptors, because the sockets
+    /// have no names. A program connects by `/proc/self/fd/NUMBER`.
     pub sockets: Vec<i32>,
-    /// The end of a pipe, for reading, whose other end closes when the run ends; where programs are to end
-    /// then, too.
+    /// The end of a pipe, for reading, whose other end closes when the run ends; where programs are
+    /// to end then, too.
     pub leash: Option<i32>,
     /// The state that the program before left at execve(2); `None` for the first program of a run.
     pub state: Option<ExecState>,

@@ -1,8 +1,8 @@
 //! The memory and the plan that all processes of a run share. SPEC.md describes every field.
 //!
-//! The memory is a memfd that all of them map `MAP_SHARED`. Every program of the run can write to it,
-//! even a program that has become another user since. The plan is a second memfd that no process can change, because it
-//! decides which code is loaded and changed.
+//! The memory is a memfd that all of them map `MAP_SHARED`. Every program of the run can write to
+//! it, even a program that has become another user since. The plan is a second memfd that no
+//! process can change, because it decides which code is loaded and changed.
 
 use crate::codec::{MalformedState, StateError};
 
@@ -75,10 +75,11 @@ pub fn images_at(plan_len: usize) -> usize {
 /// The directory in which [`node_directory`] lies.
 pub const NODES_IN: &str = "/tmp";
 
-/// The name in [`NODES_IN`] of the directory in which the processes of a run that are user `uid` keep nodes of the
-/// kernel for fifos, devices and sockets that they open in mounts. `token` is the token of the plan, so that no process
-/// outside of the run can know the name before the directory exists. A program of the run that is another user can:
-/// users of the directory therefore check its owner.
+/// The name in [`NODES_IN`] of the directory in which the processes of a run that are user `uid`
+/// keep nodes of the kernel for fifos, devices and sockets that they open in mounts. `token` is the
+/// token of the plan, so that no process outside of the run can know the name before the directory
+/// exists. A program of the run that is another user can: users of the directory therefore check
+/// its owner.
 pub fn node_directory(token: u128, uid: u32) -> String {
     format!("{}{uid}", node_prefix(token))
 }

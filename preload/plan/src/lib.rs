@@ -1,11 +1,13 @@
 //! The agreement between `defuse run` and the library that is preloaded into programs.
 //!
-//! It is the [`ProgramPlan`] (mounts, and the system call sites to patch) with its encoding, the layout of the memory
-//! that all processes of a run share ([`layout`]), and the analysis of programs and libraries that finds those sites
-//! before anything runs ([`analysis`]), with a cache of its results ([`cache`]).
+//! It is the [`ProgramPlan`] (mounts, and the system call sites to patch) with its encoding, the
+//! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
+//! programs and libraries that finds those sites before anything runs ([`analysis`]), with a cache
+//! of its results ([`cache`]).
 //!
-//! It is no part of the library: it maps nothing, patches nothing and intercepts nothing; that is the library's
-//! part. The two are apart because a program that links the library would intercept itself.
+//! It is no part of the library: it maps nothing, patches nothing and intercepts nothing; that is
+//! the library's part. The two are apart because a program that links the library would intercept
+//! itself.
 
 #![forbid(unsafe_code)]
 
@@ -34,8 +36,8 @@ pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 /// The variable with the directory that the first program of a run begins in.
 pub const DIRECTORY: &str = "DEFUSE_PRELOAD_DIRECTORY";
 
-/// The variable with the path that a program was executed by which the kernel executes by a descriptor: a static one, and
-/// one of a mount.
+/// The variable with the path that a program was executed by which the kernel executes by a
+/// descriptor: a static one, and one of a mount.
 pub const NAME: &str = "DEFUSE_PRELOAD_NAME";
 
 /// The variable with the absolute path of such a program.

@@ -6,8 +6,8 @@ use crate::image::PatchedImage;
 /// The policy for a mount's state when a program forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ForkPolicy {
-    /// The mode that the file system allows: `share` where its whole state is outside of the process, otherwise
-    /// `server`.
+    /// The mode that the file system allows: `share` where its whole state is outside of the
+    /// process, otherwise `server`.
     #[default]
     Auto,
     /// Parent and child go on with it, each by itself: right where nothing is kept in the process.
@@ -104,8 +104,8 @@ pub struct ProgramPlan {
     pub dispatch: bool,
     /// True if calls are counted (`--report`).
     pub report: bool,
-    /// 128 random bits, by which the processes of the run name what they have in a directory that is
-    /// not theirs alone ([`crate::layout::node_directory`]).
+    /// 128 random bits, by which the processes of the run name what they have in a directory that
+    /// is not theirs alone ([`crate::layout::node_directory`]).
     pub token: u128,
 }
 

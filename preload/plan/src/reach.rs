@@ -1,4 +1,5 @@
-//! The system calls that a function of a library leads to, and the function that an address belongs to.
+//! The system calls that a function of a library leads to, and the function that an address belongs
+//! to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -39,8 +40,8 @@ impl ExportedFunctions {
         ExportedFunctions { all }
     }
 
-    /// The function that `address` lies in, by its best known name: of several names, the name with fewest underscores
-    /// at its beginning, and then the shortest.
+    /// The function that `address` lies in, by its best known name: of several names, the name with
+    /// fewest underscores at its beginning, and then the shortest.
     pub fn name(&self, address: u64) -> Option<&str> {
         let within = self.all.iter().filter(|(from, end, _)| (*from..*end).contains(&address));
         let names = within.map(|(_, _, name)| name.as_str());
@@ -59,9 +60,9 @@ struct FunctionCalls {
     calls: Vec<Option<u16>>,
 }
 
-/// For every function that a library exports, the numbers of the system calls that it comes to by direct calls and
-/// jumps; `None` among them stands for a number that the code does not show. Calls through a pointer (as in the
-/// functions of a stream of stdio) are not seen.
+/// For every function that a library exports, the numbers of the system calls that it comes to by
+/// direct calls and jumps; `None` among them stands for a number that the code does not show. Calls
+/// through a pointer (as in the functions of a stream of stdio) are not seen.
 ///
 /// # Errors
 ///

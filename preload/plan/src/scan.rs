@@ -22,7 +22,8 @@ pub(crate) struct SyscallInstruction {
     pub number: Option<u16>,
     /// How to replace it; `None` if there is no room.
     pub site: Option<PatchSite>,
-    /// It is an instruction of a function in which everything is one. Otherwise the bytes may be data.
+    /// It is an instruction of a function in which everything is one. Otherwise the bytes may be
+    /// data.
     pub is_code: bool,
 }
 
@@ -32,8 +33,8 @@ pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// The bytes of the instruction for calls of 32 bits, `int 0x80`.
 pub(crate) const SYSCALL_32: [u8; 2] = [0xcd, 0x80];
 
-/// Bytes of `code` at `at` between functions that look like the instruction. They are one if `mov eax, NUMBER` comes
-/// right before.
+/// Bytes of `code` at `at` between functions that look like the instruction. They are one if
+/// `mov eax, NUMBER` comes right before.
 pub(crate) fn find_between_functions(code: &[u8], at: usize, address: u64) -> SyscallInstruction {
     /// Numbers of system calls are less.
     const MOST: u32 = 512;
@@ -45,7 +46,8 @@ pub(crate) fn find_between_functions(code: &[u8], at: usize, address: u64) -> Sy
     SyscallInstruction { address, number, site: None, is_code: number.is_some() }
 }
 
-/// The `syscall` instructions of the function with this `code` at `address`, whose description ends at `own_end`.
+/// The `syscall` instructions of the function with this `code` at `address`, whose description ends
+/// at `own_end`.
 ///
 /// The code is decoded from its first byte on, so that instructions are what the processor sees.
 /// Where a branch leads into a place that would be replaced, that place is not offered; the targets
@@ -85,9 +87,10 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<SyscallIn
     found
 }
 
-/// The number of rt_sigreturn(2), if the instruction at `ip` is the call that ends a signal handler. Unwinders know its bytes,
-/// `mov rax, 15; syscall`. Its description begins a byte before it, in the middle of an instruction without effect, so that
-/// decoding from there may miss the number.
+/// The number of rt_sigreturn(2), if the instruction at `ip` is the call that ends a signal
+/// handler. Unwinders know its bytes, `mov rax, 15; syscall`. Its description begins a byte before
+/// it, in the middle of an instruction without effect, so that decoding from there may miss the
+/// number.
 fn return_of_signal(code: &[u8], address: u64, ip: u64) -> Option<u16> {
     const LOAD: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
     let at = usize::try_from(ip - address).ok()?;
@@ -134,8 +137,9 @@ fn site(
 fn can_move(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next
         && !instruction.is_ip_rel_memory_operand()
-        // An instruction that uses the stack pointer would see the trampoline's stack only if it were between the jump
-        // and the call; it is not, but instructions that move the stack pointer are left alone.
+        // An instruction that uses the stack pointer would see the trampoline's stack only if it
+        // were between the jump and the call; it is not, but instructions that move the stack
+        // pointer are left alone.
         && !instruction.is_stack_instruction()
 }
 
@@ -267,8 +271,9 @@ mod tests {
         assert_eq!(numbers, [Some(60), Some(231)]);
     }
 
-    /// Programs on glibc 2.41 made no files: the bridge for all calls in which a thread can be cancelled was left to the
-    /// kernel. This has the shape of that bridge: the number is in a register, and so are arguments that came on the stack.
+    /// Programs on glibc 2.41 made no files: the bridge for all calls in which a thread can be
+    /// cancelled was left to the kernel. This has the shape of that bridge: the number is in a
+    /// register, and so are arguments that came on the stack.
     #[test]
     fn a_bridge_for_calls_with_a_number_in_a_register_is_replaced() {
         let start = [
@@ -307,7 +312,8 @@ mod tests {
 
     #[test]
     fn the_return_of_a_signal_is_known_where_its_description_begins_early() {
-        // The last byte of a longer instruction, then mov $15,%rax; syscall; an instruction without effect.
+        // The last byte of a longer instruction, then mov $15,%rax; syscall; an instruction without
+        // effect.
         let code = [0, 0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x1f, 0x80, 0, 0, 0, 0];
         let numbers = |code: &[u8]| function(code, 0, 10).first().map(|found| found.number);
         assert_eq!(numbers(&code), Some(Some(15)));
@@ -331,8 +337,9 @@ mod tests {
         assert_eq!(function(&code, 0, u64::MAX)[0].number, Some(5));
     }
 
-    /// The last system call of exit(3) was not replaced: its number is in a register that an earlier one leaves as it
-    /// is. So a program that returned from main notified no server of its end.
+    /// The last system call of exit(3) was not replaced: its number is in a register that an
+    /// earlier one leaves as it is. So a program that returned from main notified no server of its
+    /// end.
     #[test]
     fn a_call_leaves_the_registers_as_they_are() {
         // mov $231,%esi; mov $60,%edx; mov %edx,%eax; syscall; mov %esi,%eax; syscall; ret

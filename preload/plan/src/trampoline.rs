@@ -29,18 +29,20 @@ const TO_KEPT: [u8; 4] = [0x72, JUMP as u8 + 2, 0x66, 0x90];
 /// How far below the stack pointer a function may have data.
 const RED_ZONE: u64 = 128;
 
-/// True if the `syscall` of a site stays where it is, behind the jump, and executes the calls that are the kernel's.
+/// True if the `syscall` of a site stays where it is, behind the jump, and executes the calls that
+/// are the kernel's.
 ///
-/// It does if the number is not constant and the instruction is the last one of the site. The C library cancels a thread
-/// in a call that waits (pthread_cancel(3)) only if the thread is at the instruction that its own code has (since glibc
-/// 2.41), and that instruction has a variable number.
+/// It does if the number is not constant and the instruction is the last one of the site. The C
+/// library cancels a thread in a call that waits (pthread_cancel(3)) only if the thread is at the
+/// instruction that its own code has (since glibc 2.41), and that instruction has a variable
+/// number.
 pub fn keeps_instruction(site: &PatchSite) -> bool {
     let at = usize::from(site.syscall_at);
     site.number.is_none() && at >= JUMP && at + SYSCALL.len() == usize::from(site.len)
 }
 
-/// The code that replaces `site`, which lies at `at`: a jump to `to`, and no operation for the rest of its bytes but for a
-/// `syscall` that stays.
+/// The code that replaces `site`, which lies at `at`: a jump to `to`, and no operation for the rest
+/// of its bytes but for a `syscall` that stays.
 pub fn replacement(site: &PatchSite, at: u64, to: u64) -> Vec<u8> {
     let mut bytes = vec![0x90; usize::from(site.len)];
     bytes[0] = 0xe9;
@@ -52,9 +54,9 @@ pub fn replacement(site: &PatchSite, at: u64, to: u64) -> Vec<u8> {
 }
 
 /// The trampoline at `at` for `site`, which lies at `original`: the instructions before the
-/// `syscall`, a step over the red zone, the call of the entry, whose address is in memory at `head`,
-/// the `syscall` itself where the call is not ours, the instructions after it, and the jump back. If the `syscall` stays
-/// where it is, a jump leads to it instead.
+/// `syscall`, a step over the red zone, the call of the entry, whose address is in memory at
+/// `head`, the `syscall` itself where the call is not ours, the instructions after it, and the jump
+/// back. If the `syscall` stays where it is, a jump leads to it instead.
 ///
 /// The instructions of the site are executed at the depth of the stack that they had.
 pub fn code(site: &PatchSite, original: u64, at: u64, head: u64) -> Vec<u8> {
@@ -68,7 +70,8 @@ pub fn code(site: &PatchSite, original: u64, at: u64, head: u64) -> Vec<u8> {
     code.extend_from_slice(&STEP_BACK);
     let end = original.wrapping_add(u64::from(site.len));
     if keeps_instruction(site) {
-        // A thread that begins behind the call continues after the two instructions, as in the other form.
+        // A thread that begins behind the call continues after the two instructions, as in the
+        // other form.
         code.extend_from_slice(&TO_KEPT);
         add_jump(&mut code, at, end);
         add_jump(&mut code, at, original.wrapping_add(u64::from(site.syscall_at)));
@@ -107,24 +110,25 @@ pub struct KeptCall {
 }
 
 impl KeptCall {
-    /// The call of the trampoline with `code` behind the call of the entry, which returns to `at`. `None` if the
-    /// trampoline has the instruction itself.
+    /// The call of the trampoline with `code` behind the call of the entry, which returns to `at`.
+    /// `None` if the trampoline has the instruction itself.
     pub fn find(code: &[u8; BEHIND_ENTRY], at: u64) -> Option<Self> {
         let jump = code.strip_prefix(&STEP_BACK)?.strip_prefix(&TO_KEPT)?.strip_prefix(&[0xe9])?;
         let by = i32::from_le_bytes(jump.try_into().ok()?);
         Some(KeptCall { end: at.wrapping_add(BEHIND_ENTRY as u64).wrapping_add_signed(by.into()) })
     }
 
-    /// The point of a thread in the entry, with the stack pointer `sp`, before its call was made (`is_made` is false) or
-    /// behind it.
+    /// The point of a thread in the entry, with the stack pointer `sp`, before its call was made
+    /// (`is_made` is false) or behind it.
     pub fn point(self, is_made: bool, sp: u64) -> ProgramPoint {
         let ip = if is_made { self.end } else { self.end - SYSCALL.len() as u64 };
         ProgramPoint { ip, sp: sp.wrapping_add(8 + RED_ZONE) }
     }
 }
 
-/// The point of the program at which a thread is, from its point `there` in the trampoline with this `code` at `at`. With
-/// `carry`, the kernel makes the call. `None` if the trampoline has the `syscall` itself.
+/// The point of the program at which a thread is, from its point `there` in the trampoline with
+/// this `code` at `at`. With `carry`, the kernel makes the call. `None` if the trampoline has the
+/// `syscall` itself.
 pub fn program_point(
     code: &[u8; TRAMPOLINE],
     at: u64,
@@ -165,8 +169,8 @@ mod tests {
         let back = i32::from_le_bytes(code[30..34].try_into().unwrap());
         assert_eq!(0x2010 + 34 + i64::from(back), 0x1008);
     }
-    /// The way of a bridge for calls that a thread is cancelled in (glibc 2.41): the last word of the call's arguments goes to
-    /// the stack right before the call.
+    /// The way of a bridge for calls that a thread is cancelled in (glibc 2.41): the last word of
+    /// the call's arguments goes to the stack right before the call.
     #[test]
     fn a_call_with_a_variable_number_is_passed_on_at_its_own_address() {
         let mut bytes = [0; 16];

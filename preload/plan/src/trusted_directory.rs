@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-/// A directory without symbolic links in its path, which only root and this user can exchange for another one: each
-/// directory on the way belongs to one of them, and others can remove no name from it. Its path can be used
-/// any number of times.
+/// A directory without symbolic links in its path, which only root and this user can exchange for
+/// another one: each directory on the way belongs to one of them, and others can remove no name
+/// from it. Its path can be used any number of times.
 ///
 /// # Errors
 ///
@@ -28,8 +28,8 @@ pub fn find_trusted(directory: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Like [`find_trusted`], and creates the directory for this user alone if it is missing and its parent is settled.
-/// Nothing is created where another user could lead the path elsewhere.
+/// Like [`find_trusted`], and creates the directory for this user alone if it is missing and its
+/// parent is settled. Nothing is created where another user could lead the path elsewhere.
 ///
 /// # Errors
 ///
@@ -49,7 +49,8 @@ pub fn create_settled(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Opens a regular file for reading that only root and this user can have written to. A symbolic link is not followed.
+/// Opens a regular file for reading that only root and this user can have written to. A symbolic
+/// link is not followed.
 ///
 /// # Errors
 ///
@@ -66,9 +67,9 @@ pub fn open_trusted(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-/// The path of a regular file without symbolic links, which only root and this user can exchange or have written: code
-/// that a variable of the environment names, which su(1) and `sudo -E` leave to another user. The path can be used any
-/// number of times.
+/// The path of a regular file without symbolic links, which only root and this user can exchange or
+/// have written: code that a variable of the environment names, which su(1) and `sudo -E` leave to
+/// another user. The path can be used any number of times.
 ///
 /// # Errors
 ///
@@ -97,7 +98,8 @@ pub(crate) fn is_trusted(meta: &Metadata) -> bool {
     own && meta.mode() & 0o022 == 0
 }
 
-/// Returns the result of [`find_trusted`], for a directory in which only this user and root can create names.
+/// Returns the result of [`find_trusted`], for a directory in which only this user and root can
+/// create names.
 ///
 /// # Errors
 ///
@@ -123,8 +125,8 @@ fn is_of_this_user_or_root(meta: &Metadata) -> bool {
     known.contains(&meta.uid()) || meta.uid() == OVERFLOW && !maps_all_users()
 }
 
-/// The id that stands for owners without a number in the user namespace, such as root outside of the namespace
-/// (user_namespaces(7)).
+/// The id that stands for owners without a number in the user namespace, such as root outside of
+/// the namespace (user_namespaces(7)).
 const OVERFLOW: u32 = 65534;
 
 fn maps_all_users() -> bool {
@@ -138,7 +140,8 @@ mod tests {
 
     use super::*;
 
-    /// A variable of another user, as after `sudo -E`, named a place, and root made a directory there.
+    /// A variable of another user, as after `sudo -E`, named a place, and root made a directory
+    /// there.
     #[test]
     fn a_directory_is_created_only_where_no_other_user_can_exchange_its_parent() {
         let dir = tempfile::tempdir().unwrap();

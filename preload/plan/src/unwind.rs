@@ -6,8 +6,8 @@ pub(crate) fn ranges(bytes: &[u8], address: u64) -> Vec<(u64, u64)> {
     let mut ranges = Vec::new();
     let mut at = 0;
     while let Some(len) = number(bytes, at) {
-        // 0 ends a table (others may follow, as linkers join them); !0 begins a 64-bit length, which no compiler
-        // writes.
+        // 0 ends a table (others may follow, as linkers join them); !0 begins a 64-bit length,
+        // which no compiler writes.
         if len == u32::MAX {
             break;
         }

@@ -1,14 +1,16 @@
 //! How signals reach a program whose calls are dispatched.
 //!
-//! The kernel puts the frame of every signal that the program handles onto this thread's stack for our code, which it
-//! knows as the alternate one, and blocks all others. From there the frame goes where the program wants it: to its own
-//! alternate stack, of which the kernel does not know, or to the stack that was interrupted; the mask is then the
-//! program's own, and its handler begins as if the kernel had called it. Where the signal has interrupted our code, it
-//! waits as ever ([`crate::catch::signals`]).
+//! The kernel puts the frame of every signal that the program handles onto this thread's stack for
+//! our code, which it knows as the alternate one, and blocks all others. From there the frame goes
+//! where the program wants it: to its own alternate stack, of which the kernel does not know, or to
+//! the stack that was interrupted; the mask is then the program's own, and its handler begins as if
+//! the kernel had called it. Where the signal has interrupted our code, it waits as ever
+//! ([`crate::catch::signals`]).
 //!
 //! `SIGSYS` is never blocked and never ignored as far as the kernel is concerned: a call that is
-//! dispatched meanwhile would end the program. This module notes the state of `SIGSYS` in which the program believes.
-//! So all masks that a program gives to the kernel go through here, without `SIGSYS`.
+//! dispatched meanwhile would end the program. This module notes the state of `SIGSYS` in which the
+//! program believes. So all masks that a program gives to the kernel go through here, without
+//! `SIGSYS`.
 
 use std::sync::atomic::Ordering;
 
@@ -133,7 +135,8 @@ extern "C" fn decide(
     // SAFETY: the kernel's record begins with number, errno and code.
     let code = unsafe { info.cast::<i32>().add(2).read() };
     if dispatch::is_dispatched(number, code) {
-        // SAFETY: the record of a dispatched call has the architecture, `si_arch`, as its eighth number.
+        // SAFETY: the record of a dispatched call has the architecture, `si_arch`, as its eighth
+        // number.
         match unsafe { info.cast::<u32>().add(7).read() } {
             dispatch::X86_64 => dispatch::serve(&mut context, leave),
             _ => dispatch::refuse(&mut context),
@@ -220,8 +223,8 @@ fn place_frame(
     };
 }
 
-/// Copies a frame from our stack to that which the program wants its handler to run on; returns where
-/// it is.
+/// Copies a frame from our stack to that which the program wants its handler to run on; returns
+/// where it is.
 fn move_frame(context: &mut SignalContext, wanted_flags: u64) -> u64 {
     let (sp, [from, flags, len]) = (context.sp(), signal_state::alternate_stack());
     let has_other =

@@ -3,12 +3,12 @@
 //! Syscall user dispatch (Linux 5.11, `Documentation/admin-guide/syscall-user-dispatch.rst`) turns
 //! every `syscall` instruction outside of one range of addresses into a `SIGSYS`. The range is the
 //! code of this library, so that nothing escapes: all sites of the C library are patched, file or
-//! not, and what they pass on is executed by the entry itself; everything else (code of the program,
-//! of libraries that came later, of the loader, made while the program runs) comes here. No selector
-//! is needed then, and no code can forget to change it.
+//! not, and what they pass on is executed by the entry itself; everything else (code of the
+//! program, of libraries that came later, of the loader, made while the program runs) comes here.
+//! No selector is needed then, and no code can forget to change it.
 //!
-//! The handler runs on this thread's stack for our code, which the kernel knows as the alternate one:
-//! the program's stack may be a few hundred bytes. The results of a call are:
+//! The handler runs on this thread's stack for our code, which the kernel knows as the alternate
+//! one: the program's stack may be a few hundred bytes. The results of a call are:
 //!
 //! - *served*: the result is put into the registers of the interrupted thread.
 //! - *passed*: the thread goes on in a stub of ours, on its own stack and with its own registers,
@@ -17,7 +17,8 @@
 //! - *a process*: both processes return from the handler, each by its own copy of the stack.
 //! - *a thread*: it begins in our code, is dispatched as well, and goes on where its maker does.
 //!
-//! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may take long.
+//! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may
+//! take long.
 
 use defuse_fs::Errno;
 use defuse_preload_plan::layout::OnceMessage;
@@ -33,7 +34,8 @@ use crate::serve;
 /// `si_code` of a call that was dispatched.
 const SYS_USER_DISPATCH: i32 = 2;
 
-/// Bytes of the program's stack that a passed call needs: the red zone, and the address to return to.
+/// Bytes of the program's stack that a passed call needs: the red zone, and the address to return
+/// to.
 const PASSED: u64 = 128 + 8;
 /// The bytes if arguments are exchanged: also six registers, a mask, and an address with a length.
 const EXCHANGED: u64 = 128 + 8 + 6 * 8 + 3 * 8;
@@ -57,8 +59,8 @@ std::arch::global_asm!(
     "mov r8, [rsp + 40]",
     "mov r9, [rsp + 48]",
     "ret {after_exchanged}",
-    // A clone(2) that shares memory: the other one has a stack of its own, with the address to go on
-    // at below its end.
+    // A clone(2) that shares memory: the other one has a stack of its own, with the address to go
+    // on at below its end.
     ".globl defuse_pass_clone",
     ".hidden defuse_pass_clone",
     "defuse_pass_clone:",
@@ -166,8 +168,8 @@ pub fn serve(context: &mut SignalContext, leave: &mut HandlerRegisters) {
     }
 }
 
-/// True if a call by the function syscall(3) that is not ours may be executed at once. Otherwise it is
-/// dispatched, with the same result and at a higher cost.
+/// True if a call by the function syscall(3) that is not ours may be executed at once. Otherwise it
+/// is dispatched, with the same result and at a higher cost.
 pub fn passes(number: u64) -> bool {
     let returns_once = !matches!(
         number as i64,

@@ -1,16 +1,17 @@
 //! From a patched `syscall` instruction into Rust. Calls of our own code must not be intercepted.
 //!
-//! A trampoline calls [`defuse_entry`] where the instruction was. Everything that the kernel would preserve is
-//! preserved: all registers but rax, rcx and r11, vector registers too (the C library is built for the baseline, whose
-//! vectors are xmm0 to xmm15). Where the call is not ours, the trampoline executes the instruction itself, on the
-//! program's own stack: so a blocking call is interrupted, cancelled and restarted as without us.
+//! A trampoline calls [`defuse_entry`] where the instruction was. Everything that the kernel would
+//! preserve is preserved: all registers but rax, rcx and r11, vector registers too (the C library
+//! is built for the baseline, whose vectors are xmm0 to xmm15). Where the call is not ours, the
+//! trampoline executes the instruction itself, on the program's own stack: so a blocking call is
+//! interrupted, cancelled and restarted as without us.
 //!
 //! Our code runs on a stack of its own, one for every thread: the program's stack may be too small.
 //!
 //! A clone(2) that makes a process is executed here, because something has to be done after it, in
-//! both processes, and the child may begin on a stack of its own (posix_spawn(3) gives it one): with
-//! the registers and the stack that the program had, as it would have been without us; then the
-//! entry is entered once more.
+//! both processes, and the child may begin on a stack of its own (posix_spawn(3) gives it one):
+//! with the registers and the stack that the program had, as it would have been without us; then
+//! the entry is entered once more.
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
@@ -185,7 +186,8 @@ std::arch::global_asm!(
     "bt ecx, 0",
     "ret",
     "3:",
-    // One thread at a time comes here. The trampoline stepped over the red zone, and will step back.
+    // One thread at a time comes here. The trampoline stepped over the red zone, and will step
+    // back.
     "pop rcx",
     "mov [rip + {cloned_at}], rcx",
     "lea rsp, [rsp + {red_zone}]",
@@ -282,7 +284,8 @@ static LOOKED_AT: [u8; 512] = {
 static CLONED_AT: AtomicU64 = AtomicU64::new(0);
 /// The result of that clone(2).
 static CLONED: AtomicI64 = AtomicI64::new(0);
-/// The number by which the entry is entered after clone(2): no call uses it, because the kernel looks at 32 bits.
+/// The number by which the entry is entered after clone(2): no call uses it, because the kernel
+/// looks at 32 bits.
 const AFTER_CLONE: u64 = 1 << 40;
 
 /// Not 0 where every call is counted, so that none may be passed on unseen.
@@ -305,8 +308,8 @@ struct EntryRegisters {
     then: u64,
 }
 
-/// rt_sigreturn(2), fork(2) and vfork(2), from an instruction whose number is not constant: the trampoline makes them,
-/// with the stack of the program.
+/// rt_sigreturn(2), fork(2) and vfork(2), from an instruction whose number is not constant: the
+/// trampoline makes them, with the stack of the program.
 const RETURNS_ELSEWHERE: [u64; 3] = [15, 57, 58];
 
 /// The call is served.
@@ -370,14 +373,15 @@ extern "C" fn deliver(value: i64, then: u64) -> EntryRegisters {
     let is_cancelled = !inside::is_inside() && pending::is_canceling();
     inside::deliver_outside();
     if is_cancelled && then & (PASS | PASS_HERE) != 0 && may_be_cancelled(value as u64) {
-        // The C library ends the thread after a call that fails so. The call itself would not see that it is to end.
+        // The C library ends the thread after a call that fails so. The call itself would not see
+        // that it is to end.
         return EntryRegisters { value: sys::failure(Errno::EINTR), then: SERVED };
     }
     EntryRegisters { value, then }
 }
 
-/// True for calls that may wait without end, and in which a thread can be cancelled: all that signals interrupt among those
-/// that are looked at, pthreads(7).
+/// True for calls that may wait without end, and in which a thread can be cancelled: all that
+/// signals interrupt among those that are looked at, pthreads(7).
 fn may_be_cancelled(number: u64) -> bool {
     matches!(
         number as i64,
@@ -407,8 +411,8 @@ fn may_be_cancelled(number: u64) -> bool {
     )
 }
 
-/// How far the frame of the program begins above the registers that the entry saves: these, the two words that are
-/// pushed, the red zone, and as much as the stack is aligned by.
+/// How far the frame of the program begins above the registers that the entry saves: these, the two
+/// words that are pushed, the red zone, and as much as the stack is aligned by.
 const FRAME: u64 = 256 + 64 + 16 + 128 + 16;
 
 /// Where a call that is not ours is made.
@@ -421,8 +425,8 @@ fn pass_through(number: u64, args: &[u64; 6]) -> u64 {
     }
 }
 
-/// A clone(2) that shares our memory, from the trampoline that goes on at `from`. The new thread goes on behind the
-/// instruction there.
+/// A clone(2) that shares our memory, from the trampoline that goes on at `from`. The new thread
+/// goes on behind the instruction there.
 fn share(number: u64, args: &[u64; 6], from: u64) -> EntryRegisters {
     let stack = fork::stack_of_child(number, args);
     let is_stored = stack != 0 && sys::store(stack - 8, from + TO_SYSCALL_END).is_ok();

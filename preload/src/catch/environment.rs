@@ -14,15 +14,17 @@ pub fn variables() -> u64 {
     unsafe { environ as u64 }
 }
 
-/// Leaves the list to a static program, which may overwrite it. The library itself sees no variables from then on.
+/// Leaves the list to a static program, which may overwrite it. The library itself sees no
+/// variables from then on.
 pub fn leave_to_program() {
     static NONE: [AtomicPtr<c_char>; 1] = [AtomicPtr::new(std::ptr::null_mut())];
-    // SAFETY: before the program begins there is one thread. An empty list is never written, except with NULL.
+    // SAFETY: before the program begins there is one thread. An empty list is never written, except
+    // with NULL.
     unsafe { environ = NONE.as_ptr().cast_mut().cast() };
 }
 
-/// The value of a variable, which is taken out: the program is not to see it. Before `main`, so that
-/// no other thread looks.
+/// The value of a variable, which is taken out: the program is not to see it. Before `main`, so
+/// that no other thread looks.
 pub fn take(name: &str) -> Option<CString> {
     let mut found = None;
     edit(|text| {
@@ -49,8 +51,8 @@ pub fn clean_preload(library: &[u8]) {
         }
         let rest = others.join(&b':');
         let start = text.as_ptr().cast_mut().wrapping_add(b"LD_PRELOAD=".len());
-        // SAFETY: the rest is no longer than the value that it replaces, which lies in the process's
-        // own environment block.
+        // SAFETY: the rest is no longer than the value that it replaces, which lies in the
+        // process's own environment block.
         unsafe {
             std::ptr::copy_nonoverlapping(rest.as_ptr(), start.cast(), rest.len());
             *start.add(rest.len()) = 0;

@@ -1,7 +1,7 @@
 //! The frame that the kernel makes of a signal: its record of the interrupted thread.
 
-// `struct ucontext` of the kernel, arch/x86/include/uapi/asm/sigcontext.h: what follows the 40 bytes
-// of flags, link and stack.
+// `struct ucontext` of the kernel, arch/x86/include/uapi/asm/sigcontext.h: what follows the 40
+// bytes of flags, link and stack.
 pub const LINK: usize = 8;
 const STACK: usize = 16;
 const REGISTERS: usize = 40;
@@ -15,8 +15,8 @@ pub struct SignalContext(pub *mut u64);
 
 impl SignalContext {
     fn register(&mut self, number: libc::c_int) -> &mut u64 {
-        // SAFETY: the kernel passed the address of its record to our handler, which is under way; the numbers are the
-        // record's own register numbers.
+        // SAFETY: the kernel passed the address of its record to our handler, which is under way;
+        // the numbers are the record's own register numbers.
         unsafe { &mut *self.0.byte_add(REGISTERS + number as usize * 8) }
     }
 
@@ -79,7 +79,8 @@ impl SignalContext {
 
     /// The state of vector registers, and its length in bytes.
     fn state(&self) -> (u64, usize) {
-        /// The offset of a magic number, which the kernel's length of the state follows, and that number.
+        /// The offset of a magic number, which the kernel's length of the state follows, and that
+        /// number.
         const SAYS: (usize, u32) = (464, 0x4650_5853);
         // SAFETY: as in `register`; the state is none, or has 512 bytes at least.
         unsafe {
@@ -98,9 +99,9 @@ const ARGS: [libc::c_int; 6] =
     [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
 
 impl SignalContext {
-    /// A copy of the frame for a new thread, on its stack for our code, which begins at `from` and has
-    /// `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns its address, and the end of the
-    /// free room below.
+    /// A copy of the frame for a new thread, on its stack for our code, which begins at `from` and
+    /// has `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns its
+    /// address, and the end of the free room below.
     pub fn copy_for_thread(&mut self, (from, len): (u64, u64), sp: u64) -> (u64, u64) {
         let frame = self.copy(from + len);
         let mut copy = SignalContext((frame + 8) as *mut u64);
@@ -118,8 +119,8 @@ impl SignalContext {
         // The alignment of the stack directly after a call.
         let frame = ((new_state - FRAME as u64) & !15) - 8;
         let old = self.0.cast::<u8>().wrapping_sub(8);
-        // SAFETY: the frame and the state were put here by the kernel, and lie on our stack; the other
-        // one has room for them, as it would have to have without us. They do not overlap.
+        // SAFETY: the frame and the state were put here by the kernel, and lie on our stack; the
+        // other one has room for them, as it would have to have without us. They do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(old, frame as *mut u8, FRAME);
             std::ptr::copy_nonoverlapping(state as *const u8, new_state as *mut u8, state_len);
@@ -145,8 +146,8 @@ pub struct HandlerRegisters {
 }
 
 impl HandlerRegisters {
-    /// The thread continues as the frame of a finished handler of the program specifies, whose stack
-    /// pointer is `sp` at rt_sigreturn(2).
+    /// The thread continues as the frame of a finished handler of the program specifies, whose
+    /// stack pointer is `sp` at rt_sigreturn(2).
     pub fn return_from(&mut self, sp: u64) {
         self.sp = sp;
     }

@@ -1,8 +1,9 @@
 //! The entry for instructions of static Go programs, whose trampolines come here.
 //!
-//! It makes the calls that do not concern files of mounts, which this library need not see: that costs a jump in place
-//! of a signal. It uses no variables of the thread, because the base of FS is the program's, and eight bytes of the
-//! stack, because the stack of a goroutine is small. All other calls are made by the trampoline, and dispatched.
+//! It makes the calls that do not concern files of mounts, which this library need not see: that
+//! costs a jump in place of a signal. It uses no variables of the thread, because the base of FS is
+//! the program's, and eight bytes of the stack, because the stack of a goroutine is small. All
+//! other calls are made by the trampoline, and dispatched.
 
 use defuse_preload_plan::calls::CALLS;
 
@@ -68,8 +69,9 @@ const ALWAYS: u8 = 1;
 /// It is made here if its descriptor is no placeholder.
 const BY_DESCRIPTOR: u8 = 2;
 
-/// Calls that are dispatched although they concern no files: they make processes and threads, return elsewhere, end a
-/// thread, have a mask of signals, or change the alternate stack or segments.
+/// Calls that are dispatched although they concern no files: they make processes and threads,
+/// return elsewhere, end a thread, have a mask of signals, or change the alternate stack or
+/// segments.
 const DISPATCHED: [usize; 13] = [13, 14, 15, 56, 57, 58, 60, 130, 131, 158, 281, 435, 441];
 
 /// Calls that move data by their first argument: read, write, lseek, and 17 to 20.

@@ -1,5 +1,5 @@
-//! The ways by which calls of a program come here: patched instructions, exported functions, dispatched
-//! calls and static programs; and the signals that arrive meanwhile.
+//! The ways by which calls of a program come here: patched instructions, exported functions,
+//! dispatched calls and static programs; and the signals that arrive meanwhile.
 //!
 //! It names all other layers.
 

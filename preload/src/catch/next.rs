@@ -49,8 +49,8 @@ impl NextFunction {
         match self.address() {
             0 => result(-i64::from(libc::ENOSYS)),
             address => {
-                // SAFETY: the address belongs to the function of this name; the function gets what the program passed
-                // to us under the same name, in the same registers.
+                // SAFETY: the address belongs to the function of this name; the function gets what
+                // the program passed to us under the same name, in the same registers.
                 let function = unsafe { std::mem::transmute::<u64, LibraryFunction>(address) };
                 // SAFETY: see above.
                 unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5]) }
@@ -73,8 +73,9 @@ pub fn find(name: &CStr) -> u64 {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as u64 }
 }
 
-/// The address of a function of the C library itself, also where another library has one of this name; 0 if there is none.
-/// dlsym(3) finds such a one only in what dlopen(3) has returned, which other libraries replace.
+/// The address of a function of the C library itself, also where another library has one of this
+/// name; 0 if there is none. dlsym(3) finds such a one only in what dlopen(3) has returned, which
+/// other libraries replace.
 pub fn find_in_c_library(name: &CStr) -> u64 {
     // SAFETY: dlsym takes any name.
     let debug = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_r_debug".as_ptr()) } as u64;
@@ -90,7 +91,8 @@ pub fn find_in_c_library(name: &CStr) -> u64 {
     0
 }
 
-/// The function of this name of the object at `base` with this dynamic section, by its hash table (`DT_GNU_HASH`).
+/// The function of this name of the object at `base` with this dynamic section, by its hash table
+/// (`DT_GNU_HASH`).
 fn function(base: u64, dynamic: u64, name: &[u8]) -> Option<u64> {
     const STRINGS: u64 = 5;
     const SYMBOLS: u64 = 6;

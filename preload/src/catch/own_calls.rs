@@ -1,8 +1,9 @@
-//! Programs and libraries with system calls of their own that the plan does not know: all objects but those that the
-//! first program loads.
+//! Programs and libraries with system calls of their own that the plan does not know: all objects
+//! but those that the first program loads.
 //!
-//! Each is looked at when it is loaded with its program, and its instructions are replaced then. A run notes the files that have none, so
-//! that a file is looked at once; of larger ones the user's cache knows the rest.
+//! Each is looked at when it is loaded with its program, and its instructions are replaced then. A
+//! run notes the files that have none, so that a file is looked at once; of larger ones the user's
+//! cache knows the rest.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -48,8 +49,8 @@ pub fn replace(process: &'static RunProcess) {
     }
 }
 
-/// The path of an object. The program may have been started by its loader (`ld.so PROGRAM`), and a library have been
-/// loaded by a path that is relative to a directory of before.
+/// The path of an object. The program may have been started by its loader (`ld.so PROGRAM`), and a
+/// library have been loaded by a path that is relative to a directory of before.
 fn path_of(object: &patch::LoadedObject) -> Vec<u8> {
     const EXECUTED: &[u8] = b"/proc/self/exe";
     if object.path.starts_with(b"/") {
@@ -76,8 +77,8 @@ fn find_mapped_path(object: &patch::LoadedObject) -> Option<Vec<u8>> {
     })
 }
 
-/// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before
-/// it begins, so that a warning is printed.
+/// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot
+/// be replaced before it begins, so that a warning is printed.
 pub fn check_library(process: &'static RunProcess, name: &[u8]) {
     let found = match name.contains(&b'/') {
         true => Some(name.to_vec()),
@@ -107,7 +108,8 @@ pub fn check_library(process: &'static RunProcess, name: &[u8]) {
 /// The marks of files whose instructions this process has replaced.
 static REPLACED: FutexLock<Vec<u64>> = FutexLock::new(Vec::new());
 
-/// The difference between the mark of a file without calls of its own and the mark of a file with a warning.
+/// The difference between the mark of a file without calls of its own and the mark of a file with a
+/// warning.
 const REPORTED: u64 = 1 << 63;
 
 /// A number for the file at this path.
@@ -118,7 +120,8 @@ fn mark(path: &[u8]) -> Option<u64> {
     let args = [at, path.as_ptr() as u64, &raw mut stat as u64, 0, 0, 0];
     sys::check(sys::pass(libc::SYS_newfstatat as u64, &args)).ok()?;
     let words = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
-    // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of `exec_warnings`.
+    // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of
+    // `exec_warnings`.
     let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
     Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !REPORTED).max(1))
 }

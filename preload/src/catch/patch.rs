@@ -1,10 +1,10 @@
 //! Replacing `syscall` instructions of loaded libraries by jumps.
 //!
-//! The places come from the plan, which was made from the files. Each jump goes to a trampoline of its
-//! own, in a page within 2 GiB of the library (`defuse_preload_plan::trampoline`). Where the run has
-//! an image of a library, whose build id is the same, that is mapped in place of its code
-//! (`defuse_preload_plan::image`): nothing is copied then. Otherwise every byte is compared, and the
-//! jumps are written here.
+//! The places come from the plan, which was made from the files. Each jump goes to a trampoline of
+//! its own, in a page within 2 GiB of the library (`defuse_preload_plan::trampoline`). Where the
+//! run has an image of a library, whose build id is the same, that is mapped in place of its code
+//! (`defuse_preload_plan::image`): nothing is copied then. Otherwise every byte is compared, and
+//! the jumps are written here.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -90,7 +90,8 @@ struct TrampolinePage {
 
 static TRAMPOLINES: OnceLock<Vec<TrampolinePage>> = OnceLock::new();
 
-/// The site whose trampoline has `address`, by its place among the sites of all objects of the plan.
+/// The site whose trampoline has `address`, by its place among the sites of all objects of the
+/// plan.
 pub fn site_of(address: u64) -> Option<usize> {
     TRAMPOLINES.get()?.iter().find_map(|library| {
         let at = usize::try_from(address.checked_sub(library.page)?).ok()?.checked_sub(HEAD)?;
@@ -115,8 +116,8 @@ pub fn find_own_code(address: u64) -> Option<(u64, u64)> {
     Some((from & !0xfff, end.next_multiple_of(4096)))
 }
 
-/// The program and the libraries that are loaded and not among these. The loader and this library are left out: nothing
-/// of theirs is to be served.
+/// The program and the libraries that are loaded and not among these. The loader and this library
+/// are left out: nothing of theirs is to be served.
 pub fn find_others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
     let is_known = |library: &LoadedObject| {
         !library.build_id.is_empty()
@@ -134,13 +135,14 @@ pub fn find_others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
     all
 }
 
-/// Patches these sites of a static program, which was mapped at `base` and does not run yet. Its code is the parts `code`, first and
-/// last (exclusive) address.
+/// Patches these sites of a static program, which was mapped at `base` and does not run yet. Its
+/// code is the parts `code`, first and last (exclusive) address.
 pub fn program(base: u64, code: Vec<(u64, u64)>, sites: &[PatchSite], entry: u64) {
     patch_one(&LoadedObject { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
 }
 
-/// Patches these sites of a library that has no image; returns how many of them. No thread runs there.
+/// Patches these sites of a library that has no image; returns how many of them. No thread runs
+/// there.
 pub fn patch_one(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> usize {
     if sites.is_empty() {
         0
@@ -203,7 +205,8 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 /// The length in bytes of the part before the first trampoline, which has the address of the entry.
 const HEAD: usize = 16;
 
-/// Patches the sites of one library; returns where their trampolines are, and which sites these are.
+/// Patches the sites of one library; returns where their trampolines are, and which sites these
+/// are.
 fn patch(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> Option<(u64, Vec<usize>)> {
     let fits = |at: &usize| is_as_expected(library, &sites[*at]);
     let done: Vec<usize> = (0..sites.len()).filter(fits).collect();
@@ -265,9 +268,9 @@ fn map_image(library: &LoadedObject, image: &PatchedImage, images: RunImages) ->
         };
         let offset = file.map_or(0, |place| images.from + place);
         let args = [at, len, protection as u64, kind as u64, fd, offset];
-        // SAFETY: either the mapping replaces none, or it is the code of the library, byte by byte the
-        // same but for whole instructions at its sites, where no thread is: the process is about to
-        // begin.
+        // SAFETY: either the mapping replaces none, or it is the code of the library, byte by byte
+        // the same but for whole instructions at its sites, where no thread is: the process is
+        // about to begin.
         let got = sys::check(unsafe { sys::syscall(libc::SYS_mmap as u64, &args) }).ok()? as u64;
         if got != at {
             // A kernel that does not know the flag took the address for a hint.

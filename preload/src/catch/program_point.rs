@@ -1,8 +1,10 @@
-//! Where in its own code the program is, if a signal interrupts it on the way to a call that the kernel makes, or in one.
+//! Where in its own code the program is, if a signal interrupts it on the way to a call that the
+//! kernel makes, or in one.
 //!
-//! A handler gets that place instead of one of ours. The C library since glibc 2.41 needs this: its handler cancels a
-//! thread (pthread_cancel(3)) only if the thread is at its own `syscall` instruction or right before. An unwinder needs it
-//! as well, because trampolines have no unwind tables.
+//! A handler gets that place instead of one of ours. The C library since glibc 2.41 needs this: its
+//! handler cancels a thread (pthread_cancel(3)) only if the thread is at its own `syscall`
+//! instruction or right before. An unwinder needs it as well, because trampolines have no unwind
+//! tables.
 
 use defuse_preload_plan::trampoline::{self, KeptCall, ProgramPoint};
 
@@ -14,8 +16,9 @@ use crate::machine::sys;
 /// The carry flag among the flags of a thread.
 const CARRY: u64 = 1;
 
-/// Has an interrupted thread be at the point of the program that it is at; returns the point at which it continues if the
-/// handler returns. `None` if they are the same, or nothing of the program's own is known.
+/// Has an interrupted thread be at the point of the program that it is at; returns the point at
+/// which it continues if the handler returns. `None` if they are the same, or nothing of the
+/// program's own is known.
 pub fn show(context: &mut SignalContext) -> Option<ProgramPoint> {
     let there = ProgramPoint { ip: context.ip(), sp: context.sp() };
     let own =
@@ -31,8 +34,9 @@ pub fn restore(context: &mut SignalContext, shown: ProgramPoint, there: ProgramP
     }
 }
 
-/// Has a thread that a signal interrupts in a call of the kernel be at its own instruction, before or behind it, and
-/// continue there: the call is dispatched once more if it is made again. For programs whose calls are dispatched.
+/// Has a thread that a signal interrupts in a call of the kernel be at its own instruction, before
+/// or behind it, and continue there: the call is dispatched once more if it is made again. For
+/// programs whose calls are dispatched.
 pub fn leave_call(context: &mut SignalContext) {
     let there = ProgramPoint { ip: context.ip(), sp: context.sp() };
     let is_at_call = matches!(entry::part_of(there.ip), Some(EntryPart::Call | EntryPart::Made));

@@ -1,4 +1,5 @@
-//! The actions that the program has set for signals, sigaction(2). The kernel has our handler instead.
+//! The actions that the program has set for signals, sigaction(2). The kernel has our handler
+//! instead.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};

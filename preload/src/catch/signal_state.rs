@@ -1,8 +1,10 @@
-//! The signal state in which a program with dispatched calls believes, and the state that the kernel has.
+//! The signal state in which a program with dispatched calls believes, and the state that the
+//! kernel has.
 //!
-//! The kernel never has `SIGSYS` blocked: a call that is dispatched meanwhile would end the program. So
-//! all masks that a program gives to the kernel go through here, without it. The alternate stack that the kernel knows
-//! is this thread's stack for our code; this module notes the program's alternate stack.
+//! The kernel never has `SIGSYS` blocked: a call that is dispatched meanwhile would end the
+//! program. So all masks that a program gives to the kernel go through here, without it. The
+//! alternate stack that the kernel knows is this thread's stack for our code; this module notes the
+//! program's alternate stack.
 
 use std::cell::Cell;
 
@@ -58,8 +60,8 @@ pub fn alternate_stack() -> [u64; 3] {
     ALT.get()
 }
 
-/// Serves sigaltstack(2) and prctl(2), which are different with `--dispatch`. `sp` is the program's stack
-/// pointer.
+/// Serves sigaltstack(2) and prctl(2), which are different with `--dispatch`. `sp` is the program's
+/// stack pointer.
 pub fn serve(number: u64, args: &[u64; 6], sp: u64) -> Option<i64> {
     let result = match number as i64 {
         libc::SYS_sigaltstack => set_alternate_stack(args, sp),
@@ -168,8 +170,8 @@ pub fn mask_of(number: u64, args: &[u64; 6]) -> Option<MaskArgument> {
     (mask & SYS != 0).then_some(MaskArgument { at, is_pair, without_sys: mask & !SYS })
 }
 
-/// Unblocks the signals that the interrupted thread has unblocked, while our code runs: they wait for its
-/// end, and interrupt calls that wait.
+/// Unblocks the signals that the interrupted thread has unblocked, while our code runs: they wait
+/// for its end, and interrupt calls that wait.
 pub fn unblock_signals(context: &mut SignalContext) {
     mask::change(libc::SIG_SETMASK, *context.mask());
 }

@@ -58,8 +58,8 @@ pub fn action(call: &ProgramCall<'_>) -> CallResult {
     Ok(value)
 }
 
-/// Gives all signals that the program handles their default action, as `CLONE_CLEAR_SIGHAND` does. The kernel would also take the
-/// handler of `SIGSYS`, by which calls are dispatched.
+/// Gives all signals that the program handles their default action, as `CLONE_CLEAR_SIGHAND` does.
+/// The kernel would also take the handler of `SIGSYS`, by which calls are dispatched.
 pub fn clear_actions() {
     let default: KernelAction = [0; 4];
     for (number, wanted) in WANTED.iter().enumerate() {
@@ -104,7 +104,8 @@ fn action_of_sys(
 /// The handler of all signals that the program handles.
 extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let wanted = &WANTED[number as usize % WANTED.len()];
-    // A signal that a thread raises by its own instruction cannot wait: the instruction would raise it again.
+    // A signal that a thread raises by its own instruction cannot wait: the instruction would raise
+    // it again.
     let own = matches!(
         number,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
@@ -113,7 +114,8 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     // SAFETY: the kernel passed the state of the interrupted thread.
     let sp = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as u64;
     if !own && (inside::is_inside() || stack::holds(sp)) {
-        // SAFETY: as above; from there the kernel takes the blocked signals when the handler returns.
+        // SAFETY: as above; from there the kernel takes the blocked signals when the handler
+        // returns.
         let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
         let restarts = wanted.flags.load(Ordering::Relaxed) & RESTART != 0;
         pending::note(number, info, mask, restarts);

@@ -1,15 +1,16 @@
 //! Programs that no library can be loaded into: they are loaded by us.
 //!
-//! execve(2) of a static program becomes execve(2) of a *carrier*: the smallest program that the dynamic loader takes,
-//! made in memory, into which this library is loaded as into any other. Once the carrier has begun, it maps the static
-//! program as the kernel would have, gives it the arguments, variables and auxiliary vector that it would have got, and
-//! jumps to it: from there on its system calls are dispatched ([`crate::catch::dispatch`]).
+//! execve(2) of a static program becomes execve(2) of a *carrier*: the smallest program that the
+//! dynamic loader takes, made in memory, into which this library is loaded as into any other. Once
+//! the carrier has begun, it maps the static program as the kernel would have, gives it the
+//! arguments, variables and auxiliary vector that it would have got, and jumps to it: from there on
+//! its system calls are dispatched ([`crate::catch::dispatch`]).
 //!
-//! Programs for another C library, whose loader would not take this one, are begun the same way, with
-//! their loader.
+//! Programs for another C library, whose loader would not take this one, are begun the same way,
+//! with their loader.
 //!
-//! The program can notice it by `/proc/PID/exe` as other processes read it, and by mappings that are not
-//! its own.
+//! The program can notice it by `/proc/PID/exe` as other processes read it, and by mappings that
+//! are not its own.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -50,8 +51,8 @@ pub unsafe fn note_arguments(count: usize, arguments: *mut u64, mut variables: *
     }
 }
 
-/// Gives this program its name and its path, if its file is in a mount, so that the kernel has executed it by a
-/// descriptor.
+/// Gives this program its name and its path, if its file is in a mount, so that the kernel has
+/// executed it by a descriptor.
 pub fn name_program() {
     let (Some(name), Some(path)) = (environment::take(NAME), environment::take(EXECUTABLE)) else {
         return;
@@ -59,8 +60,8 @@ pub fn name_program() {
     path::set_executable(path.into_bytes());
     set_name(name.as_bytes());
     let mut entry = AUXILIARY.load(Ordering::Relaxed);
-    // SAFETY: `note_arguments` found the vector, which ends with AT_NULL. The program keeps the name for as long as it
-    // runs.
+    // SAFETY: `note_arguments` found the vector, which ends with AT_NULL. The program keeps the
+    // name for as long as it runs.
     unsafe {
         while (*entry)[0] != libc::AT_NULL {
             if (*entry)[0] == libc::AT_EXECFN {
@@ -123,8 +124,8 @@ pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
     Ok(LoadedProgram { entry: begin, sp: stack(&changes) })
 }
 
-/// Replaces the instructions of a Go program that make its system calls, so that most need no signal. Others need signals for
-/// all.
+/// Replaces the instructions of a Go program that make its system calls, so that most need no
+/// signal. Others need signals for all.
 fn replace_calls(image: &ElfHead, base: u64, file: &File) {
     // A report counts calls where they are dispatched.
     if state::get().is_some_and(|process| process.plan.report) {
@@ -140,9 +141,9 @@ fn replace_calls(image: &ElfHead, base: u64, file: &File) {
     }
 }
 
-/// Gives a static program, which has a C library of its own or none, the resources that the C library in this process
-/// has from the kernel: the area for restartable sequences, of which a thread has one, and the end of its
-/// memory, brk(2), from which malloc(3) takes.
+/// Gives a static program, which has a C library of its own or none, the resources that the C
+/// library in this process has from the kernel: the area for restartable sequences, of which a
+/// thread has one, and the end of its memory, brk(2), from which malloc(3) takes.
 pub fn hand_to_program() {
     const UNREGISTER: u64 = 1;
     const SIGNATURE: u64 = 0x5305_3053;
@@ -181,13 +182,14 @@ fn map_file(file: File) -> Result<(ElfHead, u64, File), String> {
 impl LoadedProgram {
     /// Begins it.
     pub fn run(self) -> ! {
-        // SAFETY: stack and entry belong to the program that was mapped; the frames below are ours and end here.
+        // SAFETY: stack and entry belong to the program that was mapped; the frames below are ours
+        // and end here.
         unsafe { tls_block::jump(self.sp, self.entry) }
     }
 }
 
-/// Puts arguments, variables and the auxiliary vector with its `changes` where the kernel had put the carrier's, and
-/// returns the address: the list of variables is shorter now.
+/// Puts arguments, variables and the auxiliary vector with its `changes` where the kernel had put
+/// the carrier's, and returns the address: the list of variables is shorter now.
 fn stack(changes: &[(u64, u64)]) -> u64 {
     let mut block = vec![COUNT.load(Ordering::Relaxed) as u64];
     let mut end = AUXILIARY.load(Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! The exported functions: the whole list.
 //!
-//! Where the C library is patched, each goes on to the library's own function, whose `syscall` leads
-//! back to us: so locale, cancellation and errno are the library's. Where it is not, each makes the
-//! system call itself. All arguments are taken as 64 bits: on x86-64 integers and pointers are passed
-//! alike, in registers, also to functions with a variable number of arguments, and what lies above
-//! the 32 bits of an `int` is not looked at.
+//! Where the C library is patched, each goes on to the library's own function, whose `syscall`
+//! leads back to us: so locale, cancellation and errno are the library's. Where it is not, each
+//! makes the system call itself. All arguments are taken as 64 bits: on x86-64 integers and
+//! pointers are passed alike, in registers, also to functions with a variable number of arguments,
+//! and what lies above the 32 bits of an `int` is not looked at.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ use crate::process::{fork as process_fork, state};
 use crate::serve;
 use crate::serve::open::library;
 
-/// Finds all functions that ours go on with, while the program has not begun: a later lookup in the loader would take
-/// the message away that dlerror(3) has for the program, and wait for the loader's lock where a handler of a signal may
-/// not.
+/// Finds all functions that ours go on with, while the program has not begun: a later lookup in the
+/// loader would take the message away that dlerror(3) has for the program, and wait for the
+/// loader's lock where a handler of a signal may not.
 pub fn find_next() {
     let others = [&SYSCALL, &FORK, &FORK_ALONE, &DLOPEN];
     for next in next::ALL.iter().chain(&others).chain(users::ALL) {
@@ -29,7 +29,8 @@ pub fn find_next() {
     let is_its = |address: u64| of_c_library.is_some_and(|(a, b)| (a..b).contains(&address));
     let wrapped = |next: &&NextFunction| next.address() != 0 && !is_its(next.address());
     IS_WRAPPED.store(next::ALL.iter().any(wrapped), Ordering::Relaxed);
-    // A symbol that was not found is no news for the program: dlerror(3) returns the message once, and then forgets it.
+    // A symbol that was not found is no news for the program: dlerror(3) returns the message once,
+    // and then forgets it.
     for _ in 0..2 {
         // SAFETY: dlerror(3) takes nothing.
         unsafe { libc::dlerror() };
@@ -47,7 +48,8 @@ static DLMOPEN: NextFunction = NextFunction::new(c"dlmopen");
 /// True if another library has functions between this library's functions and the C library's.
 static IS_WRAPPED: AtomicBool = AtomicBool::new(false);
 
-/// Serves the call if it is ours; otherwise calls the next function. Our own calls are not for other libraries.
+/// Serves the call if it is ours; otherwise calls the next function. Our own calls are not for
+/// other libraries.
 #[inline]
 fn serve(next: &NextFunction, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
     if IS_WRAPPED.load(Ordering::Relaxed) && inside::is_inside() {
@@ -421,9 +423,9 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut libc:
 
 /// # Safety
 ///
-/// dlmopen(3). A library in a name space of its own brings a C library of its own, which is not patched: its calls
-/// would concern the kernel's files. Where calls are not dispatched, the call fails like a loader's failure, by a
-/// dlopen(3) of a name that contains the reason.
+/// dlmopen(3). A library in a name space of its own brings a C library of its own, which is not
+/// patched: its calls would concern the kernel's files. Where calls are not dispatched, the call
+/// fails like a loader's failure, by a dlopen(3) of a name that contains the reason.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 // SAFETY: the arguments and the stack are left as the caller made them.

@@ -1,13 +1,13 @@
 //! Thread-local variables of ours in static programs, which do not have the C library's variables.
 //!
-//! A static program sets the base of FS as it likes, so our thread-local variables, which the loader has
-//! laid out, are not where the compiler looks for them. Every thread of such a program therefore has a
-//! *TLS block*: a copy of the variables that the loader made for the first thread, and a stack for our
-//! code. The base of GS, which programs on x86-64 leave alone, points to it. FS is exchanged on the way
-//! into our code, and restored on the way out ([`crate::catch::delivery`]).
+//! A static program sets the base of FS as it likes, so our thread-local variables, which the
+//! loader has laid out, are not where the compiler looks for them. Every thread of such a program
+//! therefore has a *TLS block*: a copy of the variables that the loader made for the first thread,
+//! and a stack for our code. The base of GS, which programs on x86-64 leave alone, points to it. FS
+//! is exchanged on the way into our code, and restored on the way out ([`crate::catch::delivery`]).
 //!
-//! The kernel does not announce the end of such a thread. The thread ends by exit(2), which comes here: its
-//! TLS block is free for the next thread once it no longer needs it.
+//! The kernel does not announce the end of such a thread. The thread ends by exit(2), which comes
+//! here: its TLS block is free for the next thread once it no longer needs it.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -53,8 +53,8 @@ struct TlsTemplate {
 const BEHIND: u64 = 8192;
 
 std::arch::global_asm!(
-    // Begins a thread of a static program: clone(2) or clone3(2), whose number is in rdi and whose arguments rsi leads
-    // to.
+    // Begins a thread of a static program: clone(2) or clone3(2), whose number is in rdi and whose
+    // arguments rsi leads to.
     ".globl defuse_clone",
     ".hidden defuse_clone",
     "defuse_clone:",
@@ -188,9 +188,9 @@ pub struct NewThread {
     pub fs: u64,
 }
 
-/// Makes a thread, which continues where its maker does. `copy` gets the first address and the length of
-/// the new thread's stack for our code, copies the maker's frame to it, and returns the address of the
-/// frame and the end of the free part below.
+/// Makes a thread, which continues where its maker does. `copy` gets the first address and the
+/// length of the new thread's stack for our code, copies the maker's frame to it, and returns the
+/// address of the frame and the end of the free part below.
 pub fn make(origin: NewThread, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64 {
     let Some(block) = take() else { return -i64::from(libc::EAGAIN) };
     let (from, len) = stack::bounds(block.stack);
@@ -220,8 +220,8 @@ pub fn make(origin: NewThread, copy: impl FnOnce(u64, u64) -> (u64, u64)) -> i64
 
 extern "C" fn begin_thread() {
     let tid = sys::plain(libc::SYS_gettid, 0, 0, 0).unwrap_or(0) as u32;
-    // SAFETY: the template is there before the first thread is made; the place lies in this thread's
-    // own block.
+    // SAFETY: the template is there before the first thread is made; the place lies in this
+    // thread's own block.
     unsafe {
         if let Some(at) = TEMPLATE.load(Ordering::Acquire).as_ref().and_then(|t| t.tid_at) {
             ((fs() + at) as *mut u32).write(tid);
@@ -312,8 +312,8 @@ impl TlsTemplate {
     /// A copy, with variables as they are at the beginning; returns its base of FS.
     fn copy(&self) -> Option<u64> {
         let (old, below) = (self.fs, self.below);
-        // SAFETY: the loader keeps the table of blocks behind the base; the word before its first pair
-        // says how many there are.
+        // SAFETY: the loader keeps the table of blocks behind the base; the word before its first
+        // pair says how many there are.
         let (slots, pairs) = unsafe {
             let pairs = ((old + 8) as *const *const [u64; 2]).read();
             (pairs.sub(1).read()[0] as usize, pairs)
@@ -322,7 +322,8 @@ impl TlsTemplate {
         let len = (below + BEHIND + table).next_multiple_of(4096);
         let at = sys::map(len as usize, libc::PROT_READ | libc::PROT_WRITE, 0).ok()?;
         let (fs, table_at) = (at + below, at + below + BEHIND);
-        // SAFETY: all writes go to the memory that was mapped just now; all reads are from the loader's own records.
+        // SAFETY: all writes go to the memory that was mapped just now; all reads are from the
+        // loader's own records.
         unsafe {
             for &(offset, from, len) in &self.blocks {
                 let to = (fs - offset) as *mut u8;

@@ -1,8 +1,8 @@
-//! Functions of the C library that our own code calls and other preloaded libraries replace: their replacements are for the
-//! program, and may hold locks of theirs, or call us.
+//! Functions of the C library that our own code calls and other preloaded libraries replace: their
+//! replacements are for the program, and may hold locks of theirs, or call us.
 //!
-//! This library has functions of these names that no other library sees, so that its own calls lead here. Calls that it
-//! exports ([`crate::catch::symbols`]) lead to themselves.
+//! This library has functions of these names that no other library sees, so that its own calls lead
+//! here. Calls that it exports ([`crate::catch::symbols`]) lead to themselves.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;

@@ -13,11 +13,11 @@ const DISPATCH_ON: u64 = 1;
 /// The code of this library: first address and length.
 static OWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Dispatches all system calls that this thread makes outside of this library, and the calls of all threads and
-/// processes that it creates. False if the kernel cannot.
+/// Dispatches all system calls that this thread makes outside of this library, and the calls of all
+/// threads and processes that it creates. False if the kernel cannot.
 ///
-/// `own_code` is the code of this library, first and last (exclusive) address; `take_sys` installs the
-/// handler of `SIGSYS`.
+/// `own_code` is the code of this library, first and last (exclusive) address; `take_sys` installs
+/// the handler of `SIGSYS`.
 pub fn begin(own_code: (u64, u64), take_sys: impl FnOnce() -> bool) -> bool {
     let (from, end) = own_code;
     OWN[0].store(from, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The C library's functions that make a program another user.
 //!
-//! The kernel knows credentials of threads alone. These functions change the credentials of all threads of a process,
-//! one after the other in a handler of a signal; the number of the system calls there does not appear in the code, so
-//! that they are not patched. Each thread therefore queries its credentials from the kernel, once it learns that some
-//! have changed.
+//! The kernel knows credentials of threads alone. These functions change the credentials of all
+//! threads of a process, one after the other in a handler of a signal; the number of the system
+//! calls there does not appear in the code, so that they are not patched. Each thread therefore
+//! queries its credentials from the kernel, once it learns that some have changed.
 
 use crate::machine::inside::InsideGuard;
 use crate::process::{credentials, state};

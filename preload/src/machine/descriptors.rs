@@ -25,8 +25,8 @@ pub fn memory(name: &CStr) -> Result<OwnedFd, Errno> {
     Ok(take_owned(fd as i32))
 }
 
-/// A memfd that can be executed, also where the system makes no other one executable (`vm.memfd_noexec`, Linux 6.3).
-/// `EACCES` if it makes none executable.
+/// A memfd that can be executed, also where the system makes no other one executable
+/// (`vm.memfd_noexec`, Linux 6.3). `EACCES` if it makes none executable.
 pub fn executable_memory(name: &CStr) -> Result<OwnedFd, Errno> {
     const EXECUTABLE: u64 = 0x10;
     let flags = u64::from(libc::MFD_CLOEXEC) | EXECUTABLE;
@@ -45,7 +45,8 @@ pub fn take_owned(fd: i32) -> OwnedFd {
 
 /// A descriptor of ours that a call of the kernel needs to the end of that call.
 ///
-/// It is closed by a system call of our own: close(3) of the C library would be served, and refused.
+/// It is closed by a system call of our own: close(3) of the C library would be served, and
+/// refused.
 #[derive(Debug)]
 pub struct HeldDescriptor(i32);
 

@@ -2,9 +2,9 @@
 //!
 //! A program's handler of a signal may call open(2) while the handler has interrupted malloc(3) of
 //! the program: served from the C library's heap, such a call would wait for a lock that its own
-//! thread holds. A fork(2) takes the locks of that heap, too. So nothing here uses it: all that this
-//! library allocates comes from a heap of its own, which is only entered while signals wait and forks
-//! stay out ([`InsideGuard`]).
+//! thread holds. A fork(2) takes the locks of that heap, too. So nothing here uses it: all that
+//! this library allocates comes from a heap of its own, which is only entered while signals wait
+//! and forks stay out ([`InsideGuard`]).
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -15,7 +15,8 @@ use crate::machine::{inside::InsideGuard, lock::FutexLock, sys};
 /// Where the heap has its pages from: the kernel, without the C library between.
 struct HeapPages;
 
-// SAFETY: the allocator returns fresh mappings, page by page, which belong to the heap until it gives them back.
+// SAFETY: the allocator returns fresh mappings, page by page, which belong to the heap until it
+// gives them back.
 unsafe impl Allocator for HeapPages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match sys::map(size, libc::PROT_READ | libc::PROT_WRITE, 0) {
@@ -27,7 +28,8 @@ unsafe impl Allocator for HeapPages {
     fn remap(&self, ptr: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
         let flags = if can_move { libc::MREMAP_MAYMOVE as u64 } else { 0 };
         let args = [ptr as u64, old as u64, new as u64, flags, 0, 0];
-        // SAFETY: the mapping is the heap's own, and the heap requests its move or change in length.
+        // SAFETY: the mapping is the heap's own, and the heap requests its move or change in
+        // length.
         let moved = sys::check(unsafe { sys::syscall(libc::SYS_mremap as u64, &args) });
         moved.map_or(std::ptr::null_mut(), |at| at as *mut u8)
     }
@@ -56,8 +58,8 @@ unsafe impl Allocator for HeapPages {
 static HEAP: FutexLock<Dlmalloc<HeapPages>> =
     FutexLock::new(Dlmalloc::new_with_allocator(HeapPages));
 
-/// Memory of so many bytes or more is a mapping of its own, of which the kernel provides the used pages: the heap
-/// writes zeros to all memory that was requested with zeros.
+/// Memory of so many bytes or more is a mapping of its own, of which the kernel provides the used
+/// pages: the heap writes zeros to all memory that was requested with zeros.
 const OWN_MAPPING: usize = 256 << 10;
 
 /// True if memory of this layout has a mapping of its own.
@@ -73,8 +75,8 @@ fn pages(size: usize) -> usize {
 /// The heap, entered as every part of our own code.
 struct LibraryHeap;
 
-// SAFETY: Dlmalloc is an allocator; one thread at a time uses it, and no handler of a signal can run
-// on a thread that holds its lock.
+// SAFETY: Dlmalloc is an allocator; one thread at a time uses it, and no handler of a signal can
+// run on a thread that holds its lock.
 unsafe impl GlobalAlloc for LibraryHeap {
     // SAFETY: the trait's own promises.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -115,7 +117,8 @@ unsafe impl GlobalAlloc for LibraryHeap {
             (true, true) => return HeapPages.remap(ptr, pages(layout.size()), pages(new), true),
             (false, false) => {}
             _ => {
-                // SAFETY: the caller passes these layouts; both have at least the smaller number of bytes.
+                // SAFETY: the caller passes these layouts; both have at least the smaller number of
+                // bytes.
                 return unsafe {
                     let moved = self.alloc(after);
                     if !moved.is_null() {
@@ -135,7 +138,8 @@ unsafe impl GlobalAlloc for LibraryHeap {
 #[global_allocator]
 static GLOBAL: LibraryHeap = LibraryHeap;
 
-/// In a child with one thread: the heap is free, because no thread was in it when the process forked.
+/// In a child with one thread: the heap is free, because no thread was in it when the process
+/// forked.
 pub fn reset() {
     HEAP.reset();
 }

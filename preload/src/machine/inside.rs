@@ -1,9 +1,9 @@
 //! The threads that are *inside*, in our own code, and how a fork(2) waits for them.
 //!
-//! The calls of a thread that is inside are not intercepted, and its signals wait ([`pending`]). A child
-//! gets a copy of our locks and of our heap, but none of the threads that hold them. So a fork waits
-//! until no other thread is inside, and lets none in until it is done. To go in and out costs two
-//! stores: membarrier(2) makes them visible to the fork.
+//! The calls of a thread that is inside are not intercepted, and its signals wait ([`pending`]). A
+//! child gets a copy of our locks and of our heap, but none of the threads that hold them. So a
+//! fork waits until no other thread is inside, and lets none in until it is done. To go in and out
+//! costs two stores: membarrier(2) makes them visible to the fork.
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
@@ -17,14 +17,14 @@ use crate::machine::{mask, pending, stack, sys, thread_exit};
 const OUTSIDE: u32 = 0;
 /// The thread is in our code, and a fork waits for it.
 const INSIDE: u32 = 1;
-/// The thread is in our code, but holds nothing that a child would need: signals wait, and a fork does
-/// not.
+/// The thread is in our code, but holds nothing that a child would need: signals wait, and a fork
+/// does not.
 const AT_THE_GATE: u32 = 2;
 /// The thread is in our code after its end has begun for the last time: it counts among [`LATE`].
 const INSIDE_LATE: u32 = 3;
 
-/// The variables of a thread. They are together, and [`InsideGuard`] keeps their address, because each access to a
-/// variable of a thread from a library calls a function.
+/// The variables of a thread. They are together, and [`InsideGuard`] keeps their address, because
+/// each access to a variable of a thread from a library calls a function.
 struct ThreadVariables {
     state: AtomicU32,
     /// True if it is among [`THREADS`].
@@ -49,28 +49,29 @@ thread_local! {
     };
 }
 
-/// Addresses of the states of all threads that were ever inside, and still live. A thread that forks holds the lock
-/// until the fork is done: no thread begins or ends in between.
+/// Addresses of the states of all threads that were ever inside, and still live. A thread that
+/// forks holds the lock until the fork is done: no thread begins or ends in between.
 static THREADS: FutexLock<Vec<usize>> = FutexLock::new(Vec::new());
 
-/// The count of [`THREADS`], for threads that must not wait for its lock: a fork that holds it waits for
-/// them.
+/// The count of [`THREADS`], for threads that must not wait for its lock: a fork that holds it
+/// waits for them.
 static LISTED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads are inside that are on no list any more: what an ending thread still calls may
 /// bring it back (destructors of the program, and the C library itself, which unmaps stacks at the
-/// very end), and then nothing would take it off the list. They are few, so they are counted by what
-/// costs more and needs nothing of the thread.
+/// very end), and then nothing would take it off the list. They are few, so they are counted by
+/// what costs more and needs nothing of the thread.
 static LATE: AtomicU32 = AtomicU32::new(0);
 
 /// Not 0 while a fork is under way: no thread goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
-/// Our own code runs on this thread: its calls are not intercepted, and signals wait. At the end of this value, `errno`
-/// has the value of its beginning: calls of our code set it, and a system call that succeeds leaves it alone, on which
-/// programs rely.
+/// Our own code runs on this thread: its calls are not intercepted, and signals wait. At the end of
+/// this value, `errno` has the value of its beginning: calls of our code set it, and a system call
+/// that succeeds leaves it alone, on which programs rely.
 pub struct InsideGuard {
-    /// The variables of this thread, which does not end meanwhile. The pointer keeps this value on its thread.
+    /// The variables of this thread, which does not end meanwhile. The pointer keeps this value on
+    /// its thread.
     own: NonNull<ThreadVariables>,
     errno: *mut i32,
     value: i32,
@@ -164,8 +165,8 @@ fn enter_marked(own: &ThreadVariables, meanwhile: u32) {
 
 #[cold]
 fn enter_late(own: &ThreadVariables) {
-    // Before it counts: a handler of a signal that came in between would wait for the fork, which would
-    // wait for this thread.
+    // Before it counts: a handler of a signal that came in between would wait for the fork, which
+    // would wait for this thread.
     own.state.store(INSIDE_LATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     LATE.fetch_add(1, Ordering::SeqCst);
@@ -176,8 +177,8 @@ fn enter_late(own: &ThreadVariables) {
     }
 }
 
-/// Lets a waiting fork happen: for a thread inside that waits for others itself, and that holds nothing
-/// at this moment.
+/// Lets a waiting fork happen: for a thread inside that waits for others itself, and that holds
+/// nothing at this moment.
 pub fn allow_forks() {
     if CLOSED.load(Ordering::Relaxed) != 0 {
         OWN.with(|own| {
@@ -189,7 +190,8 @@ pub fn allow_forks() {
     }
 }
 
-/// Runs `wait`, for which no fork waits: it is a call of the kernel that needs nothing that a child would need.
+/// Runs `wait`, for which no fork waits: it is a call of the kernel that needs nothing that a child
+/// would need.
 pub fn wait_without_forks<T>(wait: impl FnOnce() -> T) -> T {
     OWN.with(|own| {
         let is_inside = own.state.load(Ordering::Relaxed) == INSIDE;
@@ -257,8 +259,8 @@ pub fn barrier_for_all() {
 /// The longest time that a fork waits for a thread in a file system that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait on this thread.
-/// False, and nothing has changed, if a thread did not come out.
+/// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals
+/// wait on this thread. False, and nothing has changed, if a thread did not come out.
 pub fn stop_others() -> bool {
     if OWN.with(|own| own.forks.get()) {
         return true;
@@ -271,8 +273,8 @@ pub fn stop_others() -> bool {
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
     OWN.with(|own| own.forks.set(true));
     let own = OWN.with(|own| ptr::from_ref(&own.state) as usize);
-    // SAFETY: a thread is taken off the list before its variables go, and it needs the list's lock for
-    // that, which is held here.
+    // SAFETY: a thread is taken off the list before its variables go, and it needs the list's lock
+    // for that, which is held here.
     let state = |other: usize| unsafe { &*(other as *const AtomicU32) };
     let mut others = threads.iter().filter(|other| **other != own);
     let began = Instant::now();

@@ -1,7 +1,8 @@
 //! A lock of our own, made of nothing but a word and futex(2).
 //!
-//! A child has to be able to use what fork(2) copied, even if the program forked in a way of its own
-//! while other threads held locks. So a child may take this lock by force ([`FutexLock::reset`]).
+//! A child has to be able to use what fork(2) copied, even if the program forked in a way of its
+//! own while other threads held locks. So a child may take this lock by force
+//! ([`FutexLock::reset`]).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -82,8 +83,8 @@ impl<T> FutexLock<T> {
         }
     }
 
-    /// Frees the lock whatever thread held it: for a child that has one thread, after a fork(2) during which this
-    /// thread held the lock, or no thread did.
+    /// Frees the lock whatever thread held it: for a child that has one thread, after a fork(2)
+    /// during which this thread held the lock, or no thread did.
     pub fn reset(&self) {
         self.state.store(FREE, Ordering::Release);
     }

@@ -1,5 +1,5 @@
-//! The operating system as this library uses it: system calls, locks, a heap, threads that are in our own code,
-//! messages to users, and descriptors of our own.
+//! The operating system as this library uses it: system calls, locks, a heap, threads that are in
+//! our own code, messages to users, and descriptors of our own.
 //!
 //! It names no other layer.
 

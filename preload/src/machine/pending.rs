@@ -1,9 +1,9 @@
 //! The signal that waits for the end of our code on a thread.
 //!
-//! A handler of the program may call anything that the kernel serves. If a signal interrupts our code,
-//! our handler notes it here ([`note`]), blocks all signals of the interrupted thread, and returns. At
-//! the end of our code [`deliver`] sends the signal again, with all that came with it. A call that no
-//! signal interrupts pays for one look at a variable of the thread.
+//! A handler of the program may call anything that the kernel serves. If a signal interrupts our
+//! code, our handler notes it here ([`note`]), blocks all signals of the interrupted thread, and
+//! returns. At the end of our code [`deliver`] sends the signal again, with all that came with it.
+//! A call that no signal interrupts pays for one look at a variable of the thread.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
@@ -30,8 +30,9 @@ thread_local! {
     };
 }
 
-/// The result of a call that was not made, or not finished, because a signal waits: it is made again after the signal was
-/// delivered. The kernel has the same number for that, which no program sees (`ERESTARTSYS`).
+/// The result of a call that was not made, or not finished, because a signal waits: it is made
+/// again after the signal was delivered. The kernel has the same number for that, which no program
+/// sees (`ERESTARTSYS`).
 pub const AGAIN: i64 = -512;
 
 /// True if a signal waits for the end of our code on this thread.
@@ -39,7 +40,8 @@ pub fn waits() -> bool {
     WAITING.with(|waiting| waiting.number.get() != 0)
 }
 
-/// True if a call that the waiting signal has interrupted is made again after its handler (`SA_RESTART`).
+/// True if a call that the waiting signal has interrupted is made again after its handler
+/// (`SA_RESTART`).
 pub fn restarts() -> bool {
     WAITING.with(|waiting| waiting.number.get() != 0 && waiting.restarts.get())
 }
@@ -82,8 +84,8 @@ pub fn send_waiting() {
     });
 }
 
-/// Has this thread get a signal at the end of our code, as if what it did there had raised it: a program that blocks or
-/// ignores the signal ends.
+/// Has this thread get a signal at the end of our code, as if what it did there had raised it: a
+/// program that blocks or ignores the signal ends.
 #[cold]
 pub fn raise(number: c_int, code: i32, address: u64) {
     let bit = 1u64 << (number - 1);
@@ -146,8 +148,8 @@ pub fn change_waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
 
 #[cold]
 fn send_again(waiting: &PendingSignal) {
-    // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more, from its
-    // beginning on.
+    // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more,
+    // from its beginning on.
     if stack::holds(std::ptr::from_ref(&waiting) as u64) {
         return;
     }
@@ -177,8 +179,8 @@ fn send(number: c_int, info: *const u64) {
     unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
 }
 
-/// Makes a signal wait until our code is done. Until then `mask`, the mask of the interrupted thread, blocks every
-/// signal. The handler restarts a call that it interrupts, if it `restarts`.
+/// Makes a signal wait until our code is done. Until then `mask`, the mask of the interrupted
+/// thread, blocks every signal. The handler restarts a call that it interrupts, if it `restarts`.
 pub fn note(number: c_int, info: *mut u64, mask: &mut u64, restarts: bool) {
     WAITING.with(|waiting| {
         // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else

@@ -39,8 +39,8 @@ pub fn slot() -> *mut u64 {
 
 /// Makes a stack for our code on this thread; returns its end, 0 if there is no memory for one.
 ///
-/// The program's own stack may be too small: the C library gives the threads of aio_write(3) and the
-/// children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
+/// The program's own stack may be too small: the C library gives the threads of aio_write(3) and
+/// the children of posix_spawn(3) some 16 KiB, and handlers of signals may run on as little.
 pub extern "C" fn make() -> u64 {
     if thread_exit::has_ended() {
         return 0;

@@ -1,9 +1,9 @@
-//! Passes the text that one program leaves to the next: through a pipe, which has all of the text before the next
-//! program begins.
+//! Passes the text that one program leaves to the next: through a pipe, which has all of the text
+//! before the next program begins.
 //!
-//! A pipe rather than a file in memory, because a limit of the size of files (`RLIMIT_FSIZE`) would kill a process that
-//! writes such a file, and because programs that filter system calls know pipes. A text that does not
-//! fit into a pipe goes into such a file.
+//! A pipe rather than a file in memory, because a limit of the size of files (`RLIMIT_FSIZE`) would
+//! kill a process that writes such a file, and because programs that filter system calls know
+//! pipes. A text that does not fit into a pipe goes into such a file.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -14,8 +14,8 @@ use defuse_fs::Errno;
 use crate::machine::descriptors::{keep_above, take_owned};
 use crate::machine::sys;
 
-/// Writes `text`; what comes back stays open at exec, and lies among our own numbers from `floor` on.
-/// `EMFILE`, `ENFILE`, `ENOMEM`.
+/// Writes `text`; what comes back stays open at exec, and lies among our own numbers from `floor`
+/// on. `EMFILE`, `ENFILE`, `ENOMEM`.
 pub fn write(text: &str, floor: i32) -> Result<OwnedFd, Errno> {
     let text = format!("{}\n{text}", text.len());
     let fd = write_to_pipe(text.as_bytes()).or_else(|_| write_to_memory(text.as_bytes()))?;
@@ -61,8 +61,8 @@ pub fn read(fd: i32) -> Option<String> {
     }
 }
 
-/// The text, once it has arrived completely. It does not depend on the other end of the pipe being closed: a child that
-/// was forked meanwhile has that end, too.
+/// The text, once it has arrived completely. It does not depend on the other end of the pipe being
+/// closed: a child that was forked meanwhile has that end, too.
 fn complete_text(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|&byte| byte == b'\n')?;
     let len: usize = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;

@@ -63,7 +63,8 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the first `len` bytes of `fd`, which stays at least as long meanwhile: a program or library that is loaded.
+    /// Maps the first `len` bytes of `fd`, which stays at least as long meanwhile: a program or
+    /// library that is loaded.
     pub fn new(fd: i32, len: u64) -> Result<MappedFile, Errno> {
         let len = usize::try_from(len).map_err(|_| Errno::EOVERFLOW)?;
         let (read, private) = (libc::PROT_READ as u64, libc::MAP_PRIVATE as u64);
@@ -85,13 +86,13 @@ impl Drop for MappedFile {
     }
 }
 
-/// Makes a process that ends at once, without a word to its parent: no signal, and only wait4(2) with `__WALL` knows it.
-/// It is there until then.
+/// Makes a process that ends at once, without a word to its parent: no signal, and only wait4(2)
+/// with `__WALL` knows it. It is there until then.
 pub fn make_ended_process() -> Result<i32, Errno> {
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     let value: i64;
-    // SAFETY: the child has this memory and this stack, and uses neither: it ends with the next instruction. Its parent
-    // sleeps until then.
+    // SAFETY: the child has this memory and this stack, and uses neither: it ends with the next
+    // instruction. Its parent sleeps until then.
     unsafe {
         asm!(
             "syscall",
@@ -140,8 +141,8 @@ fn check_range(address: u64, len: usize) -> Result<(), Errno> {
 /// `ENAMETOOLONG` if no NUL comes within `PATH_MAX`.
 pub fn string<'a>(address: u64) -> Result<&'a [u8], Errno> {
     check_range(address, 1)?;
-    // SAFETY: the program passed the address as the address of a string; where it is none, the C library would have
-    // failed the same way, but for the addresses that were checked.
+    // SAFETY: the program passed the address as the address of a string; where it is none, the C
+    // library would have failed the same way, but for the addresses that were checked.
     let len = unsafe { libc::strnlen(address as *const libc::c_char, 4096) };
     if len == 4096 {
         return Err(Errno::ENAMETOOLONG);

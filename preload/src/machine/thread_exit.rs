@@ -1,10 +1,10 @@
 //! The end of a thread: destructors of thread-local variables.
 //!
-//! The standard library registers them by the C library's `__cxa_thread_atexit_impl`, which takes memory
-//! from the program's heap. That must not happen here: a signal handler may use such a variable for the
-//! first time after it has interrupted malloc(3). So this library has its own function of that name,
-//! which no other library sees. It notes the destructors in room that the thread already has, and calls
-//! them by a key of pthread_key_create(3).
+//! The standard library registers them by the C library's `__cxa_thread_atexit_impl`, which takes
+//! memory from the program's heap. That must not happen here: a signal handler may use such a
+//! variable for the first time after it has interrupted malloc(3). So this library has its own
+//! function of that name, which no other library sees. It notes the destructors in room that the
+//! thread already has, and calls them by a key of pthread_key_create(3).
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -94,8 +94,8 @@ pub fn note_end() {
     ENDS.set(ENDS.get() + 1);
 }
 
-/// True once the C library has announced the end of this thread for the last time: nothing that the thread
-/// gets from now on is given back.
+/// True once the C library has announced the end of this thread for the last time: nothing that the
+/// thread gets from now on is given back.
 pub fn has_ended() -> bool {
     ENDS.get() >= LAST_END
 }

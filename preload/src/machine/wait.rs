@@ -1,10 +1,11 @@
 //! System calls of ours that may wait, and signals that end the wait.
 //!
-//! The handler of the program waits for the end of our code ([`crate::machine::pending`]), so a signal has to end
-//! what our code waits for. The kernel does not see to that: it makes a call again after a handler with
-//! `SA_RESTART`, which ours looks like, and a signal that came just before the call is forgotten. So
-//! both are seen by where the signal has interrupted the thread ([`interrupted`]): on the way into the
-//! call, where the kernel also goes back to in order to make it again.
+//! The handler of the program waits for the end of our code ([`crate::machine::pending`]), so a
+//! signal has to end what our code waits for. The kernel does not see to that: it makes a call
+//! again after a handler with `SA_RESTART`, which ours looks like, and a signal that came just
+//! before the call is forgotten. So both are seen by where the signal has interrupted the thread
+//! ([`interrupted`]): on the way into the call, where the kernel also goes back to in order to make
+//! it again.
 
 use crate::machine::pending;
 
@@ -52,12 +53,12 @@ unsafe extern "C" {
     fn defuse_wait_again();
 }
 
-/// A call of the program that may wait, as [`crate::machine::sys::pass`]. If a signal waits for the end of our code, or comes
-/// meanwhile, the result is `EINTR`, or [`pending::AGAIN`] where the call was not made: it is to be made again if the handler
-/// wants that.
+/// A call of the program that may wait, as [`crate::machine::sys::pass`]. If a signal waits for the
+/// end of our code, or comes meanwhile, the result is `EINTR`, or [`pending::AGAIN`] where the call
+/// was not made: it is to be made again if the handler wants that.
 pub fn pass(number: u64, args: &[u64; 6]) -> i64 {
-    // SAFETY: the program made this very call; it would have got to the kernel without us. The flag is a variable of this
-    // thread.
+    // SAFETY: the program made this very call; it would have got to the kernel without us. The flag
+    // is a variable of this thread.
     unsafe { defuse_wait(number, args, pending::flag()) }
 }
 

@@ -27,8 +27,9 @@ use crate::machine::lock::FutexLock;
 /// The kinds of sources that this library links. A run serves all others to its programs.
 static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS]);
 
-/// How long a directory within a path holds that lies in a directory of the kernel, which others may change. It is the time of
-/// names on a kernel mount. Programs of the run see the changes of each other at once.
+/// How long a directory within a path holds that lies in a directory of the kernel, which others
+/// may change. It is the time of names on a kernel mount. Programs of the run see the changes of
+/// each other at once.
 const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 
 /// A file system of a plan.
@@ -60,10 +61,11 @@ pub struct InheritedConnection {
 /// A file system in another process, which every process of the run reaches by a connection of its
 /// own.
 ///
-/// The server makes the child's connection before the fork, while no other thread of the parent is at work: it begins
-/// with all inodes and open files of the parent's connection, and from then on parent and child each give back their
-/// own. A child that makes no request does not begin to use it. Where the parent waits for the child, as in vfork(2),
-/// the server makes it with the child's first request.
+/// The server makes the child's connection before the fork, while no other thread of the parent is
+/// at work: it begins with all inodes and open files of the parent's connection, and from then on
+/// parent and child each give back their own. A child that makes no request does not begin to use
+/// it. Where the parent waits for the child, as in vfork(2), the server makes it with the child's
+/// first request.
 pub struct RelayFileSystem {
     inner: ProcessConnection,
     /// For the child that is being made.
@@ -109,7 +111,8 @@ impl std::ops::Deref for ProcessConnection {
     }
 }
 
-/// A connection stays: a thread may have been using the parent's connection when the process was copied.
+/// A connection stays: a thread may have been using the parent's connection when the process was
+/// copied.
 fn leak(own: OwnConnection) -> &'static OwnConnection {
     Box::leak(Box::new(own))
 }
@@ -184,8 +187,9 @@ impl RelayFileSystem {
         made.map_err(|error| error.to_string())
     }
 
-    /// Before a fork, while no other thread is at work. If this fails, the child reports it. If the parent `waits`
-    /// until the child has executed a program or ended, its connection stays as it is for so long.
+    /// Before a fork, while no other thread is at work. If this fails, the child reports it. If the
+    /// parent `waits` until the child has executed a program or ended, its connection stays as it
+    /// is for so long.
     pub fn prepare_fork(&self, waits: bool) {
         *self.next.lock() = if waits {
             // The child's program may look at the access times of what was read.
@@ -228,8 +232,8 @@ impl RelayFileSystem {
         .ok()
     }
 
-    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` if
-    /// the server has none.
+    /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS`
+    /// if the server has none.
     pub fn map(
         &self,
         caller: Caller,
@@ -240,7 +244,8 @@ impl RelayFileSystem {
         self.inner.map(&Context::new(caller), file, range, writes)
     }
 
-    /// A mapping is gone. Fails if the server could not write to the file what was stored through it.
+    /// A mapping is gone. Fails if the server could not write to the file what was stored through
+    /// it.
     pub fn unmap(&self, caller: Caller, ino: Ino) -> Result<(), Errno> {
         self.inner.unmap(&Context::new(caller), ino)
     }
@@ -284,8 +289,9 @@ impl RelayFileSystem {
     }
 }
 
-/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are the sockets of
-/// the run; `own` is the connection that the program before has made. The error is a message for users.
+/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on.
+/// `sockets` are the sockets of the run; `own` is the connection that the program before has made.
+/// The error is a message for users.
 pub fn open(
     plan: &MountPlan,
     sockets: &[i32],
@@ -353,8 +359,8 @@ pub fn open(
     Ok(ComposedMount { fs, args, fork, relay: None, is_gone: false })
 }
 
-/// The directory of the kernel that has the files of `plan`; `None` for other sources. It does not depend on
-/// the process that serves the mount.
+/// The directory of the kernel that has the files of `plan`; `None` for other sources. It does not
+/// depend on the process that serves the mount.
 pub fn directory(plan: &MountPlan) -> Option<Vec<u8>> {
     let text = OsStr::from_bytes(&plan.source);
     let (source, _) = SOURCES.parse_with_options(text, SourceSettings::default()).ok()?;

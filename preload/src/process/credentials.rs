@@ -31,8 +31,8 @@ pub fn task_of_thread(of_process: &'static ClientTask) -> &'static ClientTask {
     if CHANGES.load(Ordering::Acquire) != SEEN.get() {
         refresh(of_process);
     }
-    // SAFETY: it is null, or the task that `refresh` made for this thread, which lives until the thread ends; only
-    // this thread uses the reference.
+    // SAFETY: it is null, or the task that `refresh` made for this thread, which lives until the
+    // thread ends; only this thread uses the reference.
     unsafe { OWN.get().as_ref() }.unwrap_or(of_process)
 }
 
@@ -65,8 +65,8 @@ pub fn forget() {
     // One that comes back looks again.
     SEEN.set(0);
     if !own.is_null() {
-        // SAFETY: `refresh` made it by `Box::into_raw`, and no other code has the address; no call is under way on
-        // this thread.
+        // SAFETY: `refresh` made it by `Box::into_raw`, and no other code has the address; no call
+        // is under way on this thread.
         drop(unsafe { Box::from_raw(own) });
     }
 }
@@ -109,8 +109,8 @@ pub fn task_at_start() -> Option<ClientTask> {
     Some(task)
 }
 
-/// The credentials of this thread, credentials(7), by which the kernel decides about files: with the file-system ids,
-/// which setfsuid(2) sets.
+/// The credentials of this thread, credentials(7), by which the kernel decides about files: with
+/// the file-system ids, which setfsuid(2) sets.
 fn credentials() -> Option<TaskCredentials> {
     let three = |call: i64| {
         let mut ids = [0u32; 3];

@@ -1,15 +1,16 @@
 //! The execution state as text: the state of a program, for the next one.
 //!
-//! The first line has the limit of descriptors, the next id of an open file, the slot of the process with the
-//! descriptor of its lock, user and group if they are in another user namespace, and the working directory. Then come
-//! connections (`@`), each with the number of its mount, its descriptors and its known properties, and the descriptors
-//! that are ours. Paths are written in hexadecimal, so that any byte may be in them.
+//! The first line has the limit of descriptors, the next id of an open file, the slot of the
+//! process with the descriptor of its lock, user and group if they are in another user namespace,
+//! and the working directory. Then come connections (`@`), each with the number of its mount, its
+//! descriptors and its known properties, and the descriptors that are ours. Paths are written in
+//! hexadecimal, so that any byte may be in them.
 //!
-//! If another process serves a mount, the next program takes its open files over by their numbers: the
-//! program before makes a connection for it, which has exactly the open files that stay open, and the
-//! rights of the user that the process is at that moment. So a file whose name is gone stays open. All
-//! other files of that mount end with the old connection. On other mounts, open files are opened again
-//! by their paths, or are descriptors of the kernel.
+//! If another process serves a mount, the next program takes its open files over by their numbers:
+//! the program before makes a connection for it, which has exactly the open files that stay open,
+//! and the rights of the user that the process is at that moment. So a file whose name is gone
+//! stays open. All other files of that mount end with the old connection. On other mounts, open
+//! files are opened again by their paths, or are descriptors of the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -31,7 +32,8 @@ use crate::process::{holders, kernel_cwd, user_namespace};
 /// The execution state for the next program.
 pub struct OutgoingState {
     pub text: String,
-    /// Connections and lower open files that the text names. They are closed if no program takes them over.
+    /// Connections and lower open files that the text names. They are closed if no program takes
+    /// them over.
     _descriptors: Vec<OwnedFd>,
 }
 
@@ -79,7 +81,8 @@ type NumberedEntry = (i32, Arc<DescriptorEntry>);
 struct ExecHandover {
     /// Of each mount.
     handovers: Vec<Vec<InodeHandover>>,
-    /// The mount of each open file, and its place among the files that are handed over. Duplicates are one open file.
+    /// The mount of each open file, and its place among the files that are handed over. Duplicates
+    /// are one open file.
     entries: HashMap<*const DescriptorEntry, (usize, usize)>,
     cwd: Option<(usize, usize)>,
 }
@@ -90,7 +93,8 @@ impl ExecHandover {
         closed: &[NumberedEntry],
         kept: &[NumberedEntry],
     ) -> ExecHandover {
-        // Inodes with a descriptor that closes at exec: that releases the record locks of the process.
+        // Inodes with a descriptor that closes at exec: that releases the record locks of the
+        // process.
         let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
         let inode = |(_, entry): &NumberedEntry| {
             Some((process.index_of(entry.file().mount())?, entry.file().exec_state().ino))
@@ -111,7 +115,8 @@ impl ExecHandover {
                 && let Some(relay) = &process.mounts[mount].relay
             {
                 let OpenFileState { ino, fh, flags, id, .. } = entry.file().exec_state();
-                // A connection that was not used has no locks of this process, and may still be the parent's.
+                // A connection that was not used has no locks of this process, and may still be the
+                // parent's.
                 let process_locks = !relay.is_unused() && !closed.contains(&(mount, ino));
                 let (flags, owner) = (OpenFlags(flags), LockOwner(id));
                 let open = fh.map(|fh| OpenFileHandover { fh, flags, owner, process_locks });
@@ -232,8 +237,8 @@ impl StateWriter {
         )
     }
 
-    /// The number at which the next program finds the lower open file, with the locks on it; -1 where
-    /// there is none.
+    /// The number at which the next program finds the lower open file, with the locks on it; -1
+    /// where there is none.
     fn add_lower(&mut self, entry: &DescriptorEntry) -> i32 {
         let floor = self.process.floor;
         let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
@@ -242,7 +247,8 @@ impl StateWriter {
         fd
     }
 
-    /// The facts about an open file that the next program, whose connection has taken it over, needs.
+    /// The facts about an open file that the next program, whose connection has taken it over,
+    /// needs.
     fn describe_taken_over(&self, entry: &Arc<DescriptorEntry>) -> Option<String> {
         let place = *self.inherited.entries.get(&Arc::as_ptr(entry))?;
         if !self.is_taken(place) {
@@ -385,9 +391,9 @@ impl DescriptorRecord {
         Some(DescriptorRecord { taken, ..record })
     }
 
-    /// The open file in this process: taken over, or opened again by its path, where that still leads
-    /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
-    /// without it.
+    /// The open file in this process: taken over, or opened again by its path, where that still
+    /// leads to the same file. A descriptor that has the bytes needs no more than the inode, and
+    /// works without it.
     fn open(&self, process: &'static RunProcess) -> Option<Arc<DescriptorEntry>> {
         let lower = take_inherited(self.lower);
         if let Some(cells) = self.cells {

@@ -1,15 +1,15 @@
 //! Children: each has memory of its own, and finds out that it is one.
 //!
 //! posix_spawn(3), popen(3) and system(3) make a child that shares its parent's memory until it
-//! executes a program (`CLONE_VM`). A file that such a child opened would be noted in the tables of parent and child,
-//! so the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a pipe that
-//! closes at exec where other threads would have to wait with it. The bytes that the child leaves on the stack for its
-//! parent go through that pipe ([`spawned`]).
+//! executes a program (`CLONE_VM`). A file that such a child opened would be noted in the tables of
+//! parent and child, so the flag is taken out: the child gets a copy, as by fork(2), and its parent
+//! waits as before, by a pipe that closes at exec where other threads would have to wait with it.
+//! The bytes that the child leaves on the stack for its parent go through that pipe ([`spawned`]).
 //!
 //! Before a process is made, all other threads leave our code, and they wait until it is there: the
 //! child gets our locks and our heap unused. That is done around the very `syscall` instruction,
-//! not by pthread_atfork(3): the C library takes the locks of malloc(3) in between, and a thread that
-//! waits for the end of the fork in mmap(2) may hold one of them. Where the instruction is not
+//! not by pthread_atfork(3): the C library takes the locks of malloc(3) in between, and a thread
+//! that waits for the end of the fork in mmap(2) may hold one of them. Where the instruction is not
 //! patched, handlers of pthread_atfork(3) have to do ([`follow_handlers`]).
 //!
 //! A child that was made in another way knows itself by a page that the kernel empties in children
@@ -64,15 +64,18 @@ fn note_child() {
 }
 
 thread_local! {
-    /// The process that this thread makes next is made by vfork(2), whose caller has its frame here; 0 for others.
+    /// The process that this thread makes next is made by vfork(2), whose caller has its frame
+    /// here; 0 for others.
     static VFORK: Cell<u64> = const { Cell::new(0) };
     /// The process that this thread makes next begins in a new user namespace.
     static NEW_USERS: Cell<bool> = const { Cell::new(false) };
-    /// The child that this thread makes is to have no handlers, and the kernel leaves that to this library.
+    /// The child that this thread makes is to have no handlers, and the kernel leaves that to this
+    /// library.
     static CLEARS_ACTIONS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// vfork(2), by `fork`, which makes a child with memory of its own. `frame` is where the frame of the caller begins.
+/// vfork(2), by `fork`, which makes a child with memory of its own. `frame` is where the frame of
+/// the caller begins.
 pub fn as_vfork(frame: u64, fork: impl FnOnce() -> i32) -> i32 {
     VFORK.set(frame);
     let child = fork();
@@ -130,7 +133,8 @@ pub fn remove_flag(number: u64, args: &mut [u64; 6], flag: i32) {
     CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
-/// True if fork(2) has to fail, because a file system is in the memory of this process. Then prints a message.
+/// True if fork(2) has to fail, because a file system is in the memory of this process. Then prints
+/// a message.
 pub fn is_refused() -> bool {
     let Some(process) = state::get() else { return false };
     match process.find_unshared() {
@@ -204,9 +208,9 @@ pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<boo
     Err(Errno::EAGAIN)
 }
 
-/// A process that shares our memory and runs beside us (`CLONE_VM` without `CLONE_VFORK`): it would use
-/// our connections, which belong to one process, and note its descriptors in our table. Where a mount is
-/// served by another process that is refused; elsewhere the kernel makes it.
+/// A process that shares our memory and runs beside us (`CLONE_VM` without `CLONE_VFORK`): it would
+/// use our connections, which belong to one process, and note its descriptors in our table. Where a
+/// mount is served by another process that is refused; elsewhere the kernel makes it.
 fn refuse_shared_memory(process: &'static RunProcess) -> Result<bool, Errno> {
     let Some(mount) = process.mounts.iter().find(|mount| mount.relay.is_some()) else {
         return Ok(false);
@@ -239,9 +243,9 @@ pub fn finish_clone(value: i64) {
     }
 }
 
-/// Counts all open files once more, for the child. No other thread of ours may run: a file that such a thread opens or
-/// closes meanwhile would be counted wrongly. If the process `waits`, none of its threads runs until the child has
-/// executed a program or ended.
+/// Counts all open files once more, for the child. No other thread of ours may run: a file that
+/// such a thread opens or closes meanwhile would be counted wrongly. If the process `waits`, none
+/// of its threads runs until the child has executed a program or ended.
 ///
 /// False if the run can have no more processes.
 fn share(process: &'static RunProcess, waits: bool) -> bool {
@@ -263,8 +267,8 @@ fn finish_share(process: &'static RunProcess, has_child: bool) {
 /// Called first in a child that was made by a call of ours, before anything else of our code runs.
 pub static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
-/// This thread is the only one of the child. If the program forked in a way of its own, threads that
-/// are not here may have held the heap and the list of threads.
+/// This thread is the only one of the child. If the program forked in a way of its own, threads
+/// that are not here may have held the heap and the list of threads.
 fn begin_alone() {
     heap::reset();
     inside::reset_in_child();
@@ -316,8 +320,8 @@ extern "C" fn begin_child() {
     }
 }
 
-// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument names the owner of the handlers,
-// and NULL means that they stay.
+// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument names the
+// owner of the handlers, and NULL means that they stay.
 unsafe extern "C" {
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,

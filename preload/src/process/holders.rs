@@ -1,13 +1,15 @@
-//! The open files that each process has, so that the open files of a killed process can be used again.
+//! The open files that each process has, so that the open files of a killed process can be used
+//! again.
 //!
-//! A process owns a slot in the memory of the run, with one bit for every open file. It holds a lock on
-//! the byte of that memory that has the slot's number, by a description that no other process has: the
-//! kernel drops the lock when the process ends, and keeps it over execve(2). If another process gets the
-//! lock of a taken slot, the owner is gone, and all open files of the slot are released (`clean`). Every
-//! new process checks a few slots; all are checked when no open file is free.
+//! A process owns a slot in the memory of the run, with one bit for every open file. It holds a
+//! lock on the byte of that memory that has the slot's number, by a description that no other
+//! process has: the kernel drops the lock when the process ends, and keeps it over execve(2). If
+//! another process gets the lock of a taken slot, the owner is gone, and all open files of the slot
+//! are released (`clean`). Every new process checks a few slots; all are checked when no open file
+//! is free.
 //!
-//! An open file is free when no slot has its bit. A process that is killed between two steps may leave a
-//! file in use without a bit; the check of all slots finds it.
+//! An open file is free when no slot has its bit. A process that is killed between two steps may
+//! leave a file in use without a bit; the check of all slots finds it.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -31,8 +33,8 @@ const NEXT: u32 = 4;
 pub const NONE: u32 = u32::MAX;
 /// The word of a slot that is taken.
 const OCCUPIED: u32 = 1;
-/// The word of a slot without a lock, because the memory could not be opened once more. The open files
-/// of such a process stay in use if it is killed.
+/// The word of a slot without a lock, because the memory could not be opened once more. The open
+/// files of such a process stay in use if it is killed.
 const UNLOCKED: u32 = 2;
 
 /// A slot, and the descriptor that holds its lock.
@@ -193,8 +195,8 @@ fn word_and_bit(shared: &RunMemory, slot: u32, index: u32) -> (&'static AtomicU6
     (&shared.held_files(slot)[index as usize / 64], 1 << (index % 64))
 }
 
-/// Clears a bit. The open file becomes free if no other slot has its bit; `looks` checks all slots even
-/// if only this process seems to have had it.
+/// Clears a bit. The open file becomes free if no other slot has its bit; `looks` checks all slots
+/// even if only this process seems to have had it.
 fn drop_bit(shared: &RunMemory, slot: u32, index: u32, looks: bool) {
     let Some(state) = shared.states().get(index as usize) else { return };
     let now = state.load(Ordering::SeqCst);
@@ -243,8 +245,8 @@ fn clean(shared: &RunMemory, slot: u32) {
     bits(shared, slot).into_iter().for_each(|index| drop_bit(shared, slot, index, true));
 }
 
-/// Takes or drops (`typ`) the kernel's lock on the byte of a slot, for the description of `fd`; true on
-/// success.
+/// Takes or drops (`typ`) the kernel's lock on the byte of a slot, for the description of `fd`;
+/// true on success.
 fn lock(fd: i32, slot: u32, typ: i32) -> bool {
     let mut wanted: libc::flock = sys::zeroed();
     (wanted.l_type, wanted.l_whence) = (typ as i16, libc::SEEK_SET as i16);

@@ -1,9 +1,9 @@
 //! The kernel's working directory while the program's working directory is in a mount.
 //!
-//! A call that goes past this library with a relative path, and a program that is not served, would use the directory
-//! in which the program was before. So the kernel's working directory is one in which no user, not even root, can
-//! create or find a name: `ns` of a process in /proc that has ended. From there, no path but `..` leads to another
-//! directory, and none from `..`.
+//! A call that goes past this library with a relative path, and a program that is not served, would
+//! use the directory in which the program was before. So the kernel's working directory is one in
+//! which no user, not even root, can create or find a name: `ns` of a process in /proc that has
+//! ended. From there, no path but `..` leads to another directory, and none from `..`.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -55,8 +55,8 @@ fn open_ended_process() -> Result<OwnedFd, Errno> {
     fd
 }
 
-/// True if /proc knows a child of this process by the number that clone(2) returns, and the child is not the first
-/// process of a PID name space, which would end with it.
+/// True if /proc knows a child of this process by the number that clone(2) returns, and the child
+/// is not the first process of a PID name space, which would end with it.
 fn has_plain_numbers() -> bool {
     let link = |path: &str| std::fs::read_link(path).ok();
     let own = link("/proc/self").and_then(|own| own.to_str()?.parse().ok());

@@ -1,5 +1,5 @@
-//! The state of a process of a run: its mounts and open files, the effects of a fork and an execve(2) on them, and the
-//! memory that all processes of the run share.
+//! The state of a process of a run: its mounts and open files, the effects of a fork and an
+//! execve(2) on them, and the memory that all processes of the run share.
 //!
 //! It names the layer `machine`.
 

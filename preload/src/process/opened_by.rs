@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use defuse_direct::{ClientTask, DirectClient, WorkDir};
 
-/// The path by which a file was opened. A directory of a mount does not know its own path, and few programs need the
-/// path of what they opened by a relative one.
+/// The path by which a file was opened. A directory of a mount does not know its own path, and few
+/// programs need the path of what they opened by a relative one.
 #[derive(Clone)]
 pub struct OpenPath {
     /// Where a relative path begins.

@@ -1,8 +1,9 @@
 //! The leash: a process ends with its run, if the run was started with `--on-death end`.
 //!
-//! The run holds the only writing end of a pipe. Every process opens the reading end for itself, and
-//! requests SIGKILL from the kernel when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)), which happens
-//! when the run ends. `PR_SET_PDEATHSIG` of prctl(2) would reach the first program only, and no child.
+//! The run holds the only writing end of a pipe. Every process opens the reading end for itself,
+//! and requests SIGKILL from the kernel when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)),
+//! which happens when the run ends. `PR_SET_PDEATHSIG` of prctl(2) would reach the first program
+//! only, and no child.
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, Ordering};

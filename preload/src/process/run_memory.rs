@@ -39,8 +39,8 @@ fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
 }
 
 impl RunMemory {
-    /// Maps the memory behind `memory`, and reads the plan in `plan`. The number is where images begin
-    /// behind the plan. An error where another version made them.
+    /// Maps the memory behind `memory`, and reads the plan in `plan`. The number is where images
+    /// begin behind the plan. An error where another version made them.
     pub fn map(memory: i32, plan: i32) -> Result<(RunMemory, ProgramPlan, u64), StateError> {
         let (at, len) = map_all(plan, libc::PROT_READ).ok_or(StateError::Malformed)?;
         // SAFETY: the mapping has this length, and the file is sealed.
@@ -60,9 +60,9 @@ impl RunMemory {
     }
 
     fn words(&self, from: usize, count: usize) -> &'static [AtomicU32] {
-        // SAFETY: callers name a table of the layout, which lies within the mapping (checked by `map`),
-        // is aligned as the mapping is (to pages) and its offset (to 8), and is only used through
-        // atomics.
+        // SAFETY: callers name a table of the layout, which lies within the mapping (checked by
+        // `map`), is aligned as the mapping is (to pages) and its offset (to 8), and is only used
+        // through atomics.
         unsafe { std::slice::from_raw_parts(self.base.add(from).cast::<AtomicU32>(), count) }
     }
 
@@ -94,7 +94,8 @@ impl RunMemory {
 
     fn cells(&self) -> &'static [OpenCells] {
         const { assert!(size_of::<OpenCells>() == layout::CELL) };
-        // SAFETY: as in `words`; `OpenCells` consists of atomics, and zeros are a valid state of `OpenCells`.
+        // SAFETY: as in `words`; `OpenCells` consists of atomics, and zeros are a valid state of
+        // `OpenCells`.
         unsafe {
             let at = self.base.add(layout::OPEN_FILES).cast::<OpenCells>();
             std::slice::from_raw_parts(at, layout::CELLS)
@@ -113,7 +114,8 @@ impl RunMemory {
         }
     }
 
-    /// Counts a call by the site that it came from: its place among the sites of all objects of the plan.
+    /// Counts a call by the site that it came from: its place among the sites of all objects of the
+    /// plan.
     pub fn count_site(&self, site: usize, fate: CallOutcome) {
         if site < layout::SITES {
             let at = layout::SITE_COUNTERS + site * 24 + fate as usize * 8;
@@ -147,8 +149,8 @@ impl RunMemory {
         &self.words(layout::PATH_CHANGES, 1)[0]
     }
 
-    /// Notes the program with this mark, which is not 0. True if no process in this run has noted the mark yet, and
-    /// there is room for one more.
+    /// Notes the program with this mark, which is not 0. True if no process in this run has noted
+    /// the mark yet, and there is room for one more.
     pub fn is_new_program(&self, mark: u64) -> bool {
         let marks = self.marks();
         let from = mark as usize % marks.len();

@@ -1,9 +1,10 @@
-//! A child that would share the memory of its parent, which waits until the child has executed a program or ended: vfork(2)
-//! and posix_spawn(3).
+//! A child that would share the memory of its parent, which waits until the child has executed a
+//! program or ended: vfork(2) and posix_spawn(3).
 //!
-//! The child has a copy of the memory (see [`crate::process::fork`]), but what it leaves on the stack of its parent is
-//! for the parent: posix_spawn(3) finds there that the child has failed, and so do callers of vfork(2). So a child that
-//! ends writes the frames above its beginning to a pipe, and the parent takes over the bytes that the child has changed.
+//! The child has a copy of the memory (see [`crate::process::fork`]), but what it leaves on the
+//! stack of its parent is for the parent: posix_spawn(3) finds there that the child has failed, and
+//! so do callers of vfork(2). So a child that ends writes the frames above its beginning to a pipe,
+//! and the parent takes over the bytes that the child has changed.
 
 use std::cell::Cell;
 
@@ -53,8 +54,9 @@ static FRAMES: FutexLock<Vec<ParentFrames>> = FutexLock::new(Vec::new());
 /// In a child: the frames of its parent.
 static OF_PARENT: FutexLock<Option<ParentFrames>> = FutexLock::new(None);
 
-/// Before the clone(2): opens the pipe for a child that shares the frames from the address `from` on. If the thread
-/// `waits` by the pipe, it does so for the end of the pipe as well. False if there is none.
+/// Before the clone(2): opens the pipe for a child that shares the frames from the address `from`
+/// on. If the thread `waits` by the pipe, it does so for the end of the pipe as well. False if
+/// there is none.
 pub fn begin(process: &RunProcess, from: u64, waits: bool) -> bool {
     let mut ends = [0i32; 2];
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -94,8 +96,8 @@ pub fn begin_in_child() {
         close(frames.from_child);
     }
     let before = std::mem::replace(&mut *OF_PARENT.lock(), own);
-    // A parent waits for the end of these pipes, so they must not stay open in a child of another thread, or of a
-    // child.
+    // A parent waits for the end of these pipes, so they must not stay open in a child of another
+    // thread, or of a child.
     before.into_iter().for_each(|frames| close(frames.to_parent));
     for frames in FRAMES.lock().drain(..) {
         close(frames.from_child);
@@ -112,8 +114,8 @@ pub fn send_to_parent() {
     }
 }
 
-/// In the parent, outside of our code: waits until the child has executed a program or ended, unless it has already,
-/// and takes over the bytes that the child has sent.
+/// In the parent, outside of our code: waits until the child has executed a program or ended,
+/// unless it has already, and takes over the bytes that the child has sent.
 pub fn wait() {
     let Some(ChildPipe { from_child, to_parent, waits }) = PIPE.take() else { return };
     {

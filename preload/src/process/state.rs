@@ -219,8 +219,8 @@ impl RunProcess {
         credentials::task_of_thread(&self.view.task)
     }
 
-    /// This process has entered another user namespace. In a run with a mount that this process serves itself, ids stay as
-    /// they are.
+    /// This process has entered another user namespace. In a run with a mount that this process
+    /// serves itself, ids stay as they are.
     pub fn enter_user_namespace(&'static self) {
         if self.mounts.iter().all(|mount| mount.relay.is_some()) {
             let before = self.task().credentials();
@@ -237,8 +237,8 @@ impl RunProcess {
     }
 }
 
-/// A call that goes past us may take a placeholder for a directory. Nothing can be made in this one, by root neither; the
-/// root is one where there is no /proc.
+/// A call that goes past us may take a placeholder for a directory. Nothing can be made in this
+/// one, by root neither; the root is one where there is no /proc.
 fn placeholder(floor: i32) -> Result<i32, Errno> {
     let flags = (libc::O_PATH | libc::O_CLOEXEC | libc::O_DIRECTORY) as u64;
     let open = |path: &CStr| {

@@ -32,9 +32,11 @@ pub struct DescriptorEntry {
     /// The open file.
     file: Arc<FileDescription>,
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
-    /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
+    /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do
+    /// nothing.
     pub backed: bool,
-    /// The descriptor is the file itself (`defuse_fs::native`): the kernel changes its attributes, too.
+    /// The descriptor is the file itself (`defuse_fs::native`): the kernel changes its attributes,
+    /// too.
     pub is_file_itself: bool,
     /// The path that it was opened by. The next program after execve(2) and links of
     /// `/proc/self/fd` use it.
@@ -42,7 +44,8 @@ pub struct DescriptorEntry {
     /// The number of the open file in the shared memory.
     pub cells: Option<u32>,
     /// Of a placeholder: the open file of the lower file system (`Opened::lower`). Children inherit
-    /// it, and so does the next program, so that it is one in all processes that have this open file.
+    /// it, and so does the next program, so that it is one in all processes that have this open
+    /// file.
     pub lower: Option<Arc<OwnedFd>>,
 }
 
@@ -67,8 +70,8 @@ impl DescriptorEntry {
         }
     }
 
-    /// True if the kernel has the file open and we know only the inode: the program before opened it, it is
-    /// a fifo or device, or it was opened by a link of /proc.
+    /// True if the kernel has the file open and we know only the inode: the program before opened
+    /// it, it is a fifo or device, or it was opened by a link of /proc.
     pub fn is_inode(&self) -> bool {
         self.backed && self.file.is_path()
     }
@@ -123,8 +126,8 @@ impl EntryTable {
         self.get(fd).is_some()
     }
 
-    /// Puts `entry` at `fd`; returns the entry that was there. For a number beyond the table (1,048,576)
-    /// the error is `entry`.
+    /// Puts `entry` at `fd`; returns the entry that was there. For a number beyond the table
+    /// (1,048,576) the error is `entry`.
     pub fn set(
         &self,
         fd: i32,

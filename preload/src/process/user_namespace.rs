@@ -1,10 +1,11 @@
 //! Users of a program that has entered a user namespace other than the run's, user_namespaces(7).
 //!
-//! The program sees the ids of its namespace, and the server of a mount the ids of the run's namespace. So the
-//! credentials of a thread are kept as the server knows them, and ids are exchanged where the program sees or sets
-//! them. That is right for mounts that another process serves: the kernel does it for a directory in the process
-//! itself, so that nothing is exchanged in a run with such a directory. The kernel shows how the ids of a namespace are
-//! mapped to its parent namespace, which is assumed to be the run's.
+//! The program sees the ids of its namespace, and the server of a mount the ids of the run's
+//! namespace. So the credentials of a thread are kept as the server knows them, and ids are
+//! exchanged where the program sees or sets them. That is right for mounts that another process
+//! serves: the kernel does it for a directory in the process itself, so that nothing is exchanged
+//! in a run with such a directory. The kernel shows how the ids of a namespace are mapped to its
+//! parent namespace, which is assumed to be the run's.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +14,14 @@ use defuse_fs::Errno;
 
 use crate::machine::lock::FutexLock;
 
-/// The id that the kernel shows in place of one that is not mapped (`/proc/sys/kernel/overflowuid`).
+/// The id that the kernel shows in place of one that is not mapped
+/// (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW: u32 = 65534;
 /// The kernel has no more lines in a map.
 const MOST_LINES: usize = 340;
 
-/// True once the process is in another namespace. Children have a copy, and the execution state passes it to the next
-/// program.
+/// True once the process is in another namespace. Children have a copy, and the execution state
+/// passes it to the next program.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
 static STATE: FutexLock<IdMapState> =
@@ -107,7 +109,8 @@ pub fn to_server(kind: IdKind, id: u32) -> Result<u32, Errno> {
     if is_entered() { with(kind, |map| map_outward(map, id)).ok_or(Errno::EINVAL) } else { Ok(id) }
 }
 
-/// The credentials from the kernel, converted to the server's ids. Capabilities are those that hold in the namespace.
+/// The credentials from the kernel, converted to the server's ids. Capabilities are those that hold
+/// in the namespace.
 pub fn credentials(own: TaskCredentials) -> TaskCredentials {
     let (user, group) = {
         let state = STATE.lock();

@@ -13,9 +13,9 @@ const HIGHEST: u64 = 3072;
 /// Where our own descriptors begin, and the limit that the program is to see.
 ///
 /// The program's numbers have to be those that it would get without us, so ours lie above. The soft
-/// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All programs
-/// of a process begin them at one number, the `floor` of the first, whatever limit they set: what one
-/// leaves to the next lies there.
+/// limit is raised for them where the hard one lets us; otherwise the program gets fewer. All
+/// programs of a process begin them at one number, the `floor` of the first, whatever limit they
+/// set: what one leaves to the next lies there.
 pub fn raise_limit(reported: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     let mut limit: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut limit as u64, 0, 0];
@@ -65,8 +65,8 @@ pub fn list_program_numbers(floor: i32, first: u32, last: u32) -> impl Iterator<
     all.filter(move |&fd| (first..=last).contains(&(fd as u32)) && is_of_program(floor, fd))
 }
 
-/// True for a descriptor of a kind that we use. A program with so many descriptors that some lie among
-/// our numbers mostly has sockets, pipes, and descriptors that poll them: those are its own.
+/// True for a descriptor of a kind that we use. A program with so many descriptors that some lie
+/// among our numbers mostly has sockets, pipes, and descriptors that poll them: those are its own.
 #[cold]
 pub fn is_of_a_kind_with_ours(fd: i32) -> bool {
     let mut stat: libc::stat = sys::zeroed();

@@ -31,7 +31,8 @@ fn write_stat(address: u64, stat: &FileStat) -> CallResult {
     Ok(0)
 }
 
-/// The attributes of the file at `target`, with the time of creation if `birth` is set; a link of /proc itself is the kernel's.
+/// The attributes of the file at `target`, with the time of creation if `birth` is set; a link of
+/// /proc itself is the kernel's.
 fn find(
     call: &ProgramCall<'_>,
     target: &PathTarget<'_>,
@@ -110,8 +111,8 @@ fn write_statfs(address: u64, stat: &StatFs) -> CallResult {
     // `FUSE_SUPER_MAGIC`: programs that look know what such file systems are like.
     const MAGIC: u64 = 0x6573_5546;
     const ST_VALID: u64 = 0x20;
-    // Type, block size, blocks, free, available, files, free files, id (two words of 32 bits), longest
-    // name, fragment size, flags, and four to spare.
+    // Type, block size, blocks, free, available, files, free files, id (two words of 32 bits),
+    // longest name, fragment size, flags, and four to spare.
     let (mut raw, name_max) = ([0u64; 15], u64::from(stat.name_max));
     raw[..3].copy_from_slice(&[MAGIC, u64::from(stat.bsize), stat.blocks]);
     raw[3..5].copy_from_slice(&[stat.blocks_free, stat.blocks_available]);

@@ -51,7 +51,8 @@ impl AfterSignal {
     }
 }
 
-/// A call of the kernel that may wait. A signal ends the call, and restarts it if the handler wants that.
+/// A call of the kernel that may wait. A signal ends the call, and restarts it if the handler wants
+/// that.
 pub fn call_waiting(number: u64, args: &[u64; 6]) -> i64 {
     match wait::pass(number, args) {
         pending::AGAIN => AfterSignal::from_waiting_signal().value(),
@@ -59,7 +60,8 @@ pub fn call_waiting(number: u64, args: &[u64; 6]) -> i64 {
     }
 }
 
-/// Makes a call as [`waiting`] does, where our own code has to go on afterwards. A fork does not wait for it.
+/// Makes a call as [`waiting`] does, where our own code has to go on afterwards. A fork does not
+/// wait for it.
 pub fn call_waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
     match inside::wait_without_forks(|| call_waiting(number, args)) {
         pending::AGAIN => Err(CallFailure::Interrupted(AfterSignal::Again)),

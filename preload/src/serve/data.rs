@@ -116,9 +116,10 @@ pub fn lseek(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     Ok(to as i64)
 }
 
-/// The kernel begins reads and writes that finish later. It can do nothing with a placeholder, and programs learn that
-/// from the first failure. Programs have another way where the kernel lacks such calls, and check for them before: so
-/// the calls are missing in a run with a mount whose files have no descriptors of their bytes.
+/// The kernel begins reads and writes that finish later. It can do nothing with a placeholder, and
+/// programs learn that from the first failure. Programs have another way where the kernel lacks
+/// such calls, and check for them before: so the calls are missing in a run with a mount whose
+/// files have no descriptors of their bytes.
 pub fn asynchronous(call: &ProgramCall<'_>) -> CallResult {
     let all = call.process.mounts.iter().all(|mount| mount.backs);
     if all { Err(CallFailure::Pass) } else { Err(Errno::ENOSYS.into()) }
@@ -192,7 +193,8 @@ pub fn ioctl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     if let Some(answer) = common_ioctl(call, entry, cmd) {
         return answer;
     }
-    // Size and direction as `_IOC` encodes them: bit 30 is set if data goes in, bit 31 if it goes out.
+    // Size and direction as `_IOC` encodes them: bit 30 is set if data goes in, bit 31 if it goes
+    // out.
     let size = (cmd >> 16 & 0x3fff) as usize;
     let input = if cmd & 1 << 30 != 0 { sys::bytes(call.args[2], size)? } else { &[] };
     let output_len = if cmd & 1 << 31 != 0 { size } else { 0 };
@@ -271,7 +273,8 @@ pub fn take_lock(
             }
         }
         match pending.wait().0 {
-            // A file system in this process keeps no thread that waits: forks do not know of such a thread.
+            // A file system in this process keeps no thread that waits: forks do not know of such a
+            // thread.
             Err(Errno::EAGAIN) => {}
             Err(Errno::EINTR) if pending::waits() => {}
             other => return Ok(other.map(|_| 0)?),
@@ -350,8 +353,8 @@ impl CopySide {
         }
     }
 
-    /// Writes as much as possible. Of a file that has no room for all bytes, the kernel, too, hears of the reason: a limit has its
-    /// signal.
+    /// Writes as much as possible. Of a file that has no room for all bytes, the kernel, too, hears
+    /// of the reason: a limit has its signal.
     fn write_all(&self, call: &ProgramCall<'_>, bytes: &[u8]) -> Result<usize, CallFailure> {
         let mut done = self.write(call, bytes)?;
         while self.entry.is_some() && done > 0 && done < bytes.len() {
@@ -458,8 +461,8 @@ pub fn copy_file_range(call: &ProgramCall<'_>) -> CallResult {
             }
             Ok(done as i64)
         }
-        // A file that the kernel knows by its bytes, and one of a mount that it does not: between two
-        // mounts of one kind the kernel copies, too.
+        // A file that the kernel knows by its bytes, and one of a mount that it does not: between
+        // two mounts of one kind the kernel copies, too.
         _ => match (call.entry(0), call.entry(2)) {
             (Some(src), Some(dst)) if is_regular(&src) && is_regular(&dst) => {
                 let pointers = (call.args[1], call.args[3]);
@@ -488,7 +491,8 @@ pub fn splice(call: &ProgramCall<'_>) -> CallResult {
 
 // ---- mappings -----------------------------------------------------------------------------
 
-/// A file without a descriptor of its bytes is mapped by its server's memory, or by a copy in memory.
+/// A file without a descriptor of its bytes is mapped by its server's memory, or by a copy in
+/// memory.
 pub fn mmap(call: &ProgramCall<'_>) -> CallResult {
     let entry = match call.int(3) & libc::MAP_ANONYMOUS {
         0 => call.entry(4).filter(|entry| !entry.backed),

@@ -25,7 +25,8 @@ pub fn close(call: &ProgramCall<'_>) -> CallResult {
     }
     let view = call.process.view();
     let entry = view.table.remove(fd).ok_or(CallFailure::Pass)?;
-    // The error of the file system's flush is the error of close, but the number is free in any case.
+    // The error of the file system's flush is the error of close, but the number is free in any
+    // case.
     let flushed = if entry.backed { Ok(()) } else { entry.file().close(call.task()) };
     let value = call.kernel();
     flushed?;
@@ -203,7 +204,8 @@ fn lock_of(
 /// A lock that belongs to the open file, by the kernel: other processes may have that, too.
 fn lock_of_open_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let mut raw = sys::load::<libc::flock>(call.args[2])?;
-    // The position of the lower file differs from the program's position, and its end may differ, too.
+    // The position of the lower file differs from the program's position, and its end may differ,
+    // too.
     if i32::from(raw.l_whence) != libc::SEEK_SET {
         let (_, lock) = lock_of(call, entry)?;
         raw.l_whence = libc::SEEK_SET as i16;

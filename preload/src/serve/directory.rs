@@ -6,8 +6,8 @@ use crate::machine::sys;
 use crate::process::table::DescriptorEntry;
 use crate::serve::call::{CallResult, ProgramCall};
 
-/// `struct linux_dirent64`: inode, offset, length, type, name. The older `linux_dirent` has the type
-/// in its last byte instead.
+/// `struct linux_dirent64`: inode, offset, length, type, name. The older `linux_dirent` has the
+/// type in its last byte instead.
 struct DirentRecords<'a> {
     room: &'a mut [u8],
     used: usize,

@@ -1,5 +1,5 @@
-//! Programs as files: the kinds that execve(2) has to tell apart, and the *carrier* that is executed
-//! in place of a static program.
+//! Programs as files: the kinds that execve(2) has to tell apart, and the *carrier* that is
+//! executed in place of a static program.
 
 use std::fs::File;
 use std::io::Write;
@@ -52,8 +52,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl ElfHead {
-    /// `None` if it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as far
-    /// as its program headers at least.
+    /// `None` if it is no ELF file of 64 bits for x86-64. `head` is the beginning of the file, as
+    /// far as its program headers at least.
     pub fn parse(head: &[u8]) -> Option<Self> {
         if head.get(..6)? != b"\x7fELF\x02\x01" || number::<2>(head, 18)? as u16 != X86_64 {
             return None;
@@ -104,7 +104,8 @@ pub fn is_program(head: &[u8]) -> bool {
     ElfHead::parse(head).is_some()
 }
 
-/// True if a file that begins with `head` is a program of another kind: of 32 bits, or for another machine.
+/// True if a file that begins with `head` is a program of another kind: of 32 bits, or for another
+/// machine.
 pub fn is_foreign(head: &[u8]) -> bool {
     // Class, order of bytes and version: the kernel refuses others.
     let is_elf = matches!(head, [0x7f, b'E', b'L', b'F', 1 | 2, 1 | 2, 1, ..]);
@@ -127,8 +128,8 @@ pub fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     (!interpreter.is_empty()).then_some((interpreter, (!argument.is_empty()).then_some(argument)))
 }
 
-/// True if the file that begins with `head` is a program whose loader cannot load this library: it is linked
-/// statically, or for another C library. `read` reads more of the file.
+/// True if the file that begins with `head` is a program whose loader cannot load this library: it
+/// is linked statically, or for another C library. `read` reads more of the file.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = ElfHead::parse(head) else { return false };
     if let Some(loader) = image.loader(&read) {
@@ -148,9 +149,10 @@ pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     }
 }
 
-/// True if the file that begins with `head` is a program that is loaded by this library where calls are dispatched: a static
-/// one, or one that needs no library. Such a one, as Go makes it to be loaded anywhere, sets FS for itself, and would
-/// take it away from the C library that this one needs.
+/// True if the file that begins with `head` is a program that is loaded by this library where calls
+/// are dispatched: a static one, or one that needs no library. Such a one, as Go makes it to be
+/// loaded anywhere, sets FS for itself, and would take it away from the C library that this one
+/// needs.
 pub fn is_carried(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     if is_static(head, &read) {
         return true;

@@ -136,8 +136,9 @@ impl ExecCall<'_> {
         self.execute_kernel_program_at(ProgramPath { dir: fd, path, flags }, &name)
     }
 
-    /// Executes a static program or a script of the kernel's name space, which this library starts itself where calls are dispatched
-    /// (`--dispatch`). `None` if the kernel is to execute the program.
+    /// Executes a static program or a script of the kernel's name space, which this library starts
+    /// itself where calls are dispatched (`--dispatch`). `None` if the kernel is to execute the
+    /// program.
     fn execute_kernel_program_at(&self, at: ProgramPath<'_>, name: &[u8]) -> Option<CallResult> {
         exec_warnings::check_program(self.call, at, name);
         if !self.call.process.plan.dispatch {
@@ -179,8 +180,8 @@ impl ExecCall<'_> {
         self.execute_by_descriptor(carrier.as_raw_fd(), (name, path), Some(kept.as_raw_fd()))
     }
 
-    /// Executes what `fd` has open, which is to load the static program `carried`. The kernel does not know that the
-    /// program was called by `name`, and has this path.
+    /// Executes what `fd` has open, which is to load the static program `carried`. The kernel does
+    /// not know that the program was called by `name`, and has this path.
     fn execute_by_descriptor(
         &self,
         fd: i32,
@@ -301,14 +302,16 @@ impl ExecCall<'_> {
     }
 }
 
-/// True for a program without set-id bits, and for any program if the process is root: its execution here changes no user.
+/// True for a program without set-id bits, and for any program if the process is root: its
+/// execution here changes no user.
 fn keeps_user(file: &File) -> bool {
     let is_root = || sys::plain(libc::SYS_geteuid, 0, 0, 0) == Ok(0);
     let set_id = libc::S_ISUID | libc::S_ISGID;
     file.metadata().is_ok_and(|meta| meta.is_file() && (meta.mode() & set_id == 0 || is_root()))
 }
 
-/// An absolute path without empty components and `.`: C libraries take no other for the path of their program.
+/// An absolute path without empty components and `.`: C libraries take no other for the path of
+/// their program.
 fn plain(path: &[u8]) -> Vec<u8> {
     let parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
     parts.flat_map(|part| [b"/", part].concat()).collect()
@@ -318,8 +321,8 @@ fn is_cwd(target: &PathTarget<'_>) -> bool {
     matches!(target.start, PathOrigin::Cwd)
 }
 
-/// A program that filters its system calls: the kernel does not see the calls that are served here, and a filter cannot
-/// show what it would do with them.
+/// A program that filters its system calls: the kernel does not see the calls that are served here,
+/// and a filter cannot show what it would do with them.
 pub fn filter(call: &ProgramCall<'_>) -> CallResult {
     let sets = match call.number as i64 {
         libc::SYS_seccomp => call.args[0] <= u64::from(libc::SECCOMP_SET_MODE_FILTER),
@@ -341,8 +344,8 @@ pub fn exit(call: &ProgramCall<'_>) -> CallResult {
     Err(CallFailure::Pass)
 }
 
-/// The end of this process: its mappings are written back, and its open files given back. Files that other threads may
-/// use until the very end are released as for a killed process.
+/// The end of this process: its mappings are written back, and its open files given back. Files
+/// that other threads may use until the very end are released as for a killed process.
 fn end_process(call: &ProgramCall<'_>) {
     mappings::end_all(call);
     if inside::has_others() {

@@ -31,8 +31,8 @@ impl ExecEnvironment {
         Ok(ExecEnvironment { _state: state, _text: text, inherited, preload })
     }
 
-    /// The variable by which the next program loads this library, which then loads the static program in `fd` if there
-    /// is one.
+    /// The variable by which the next program loads this library, which then loads the static
+    /// program in `fd` if there is one.
     pub fn variable(&self, program: Option<i32>) -> CString {
         let state = self.inherited.state.map(|state| ExecState { program, ..state });
         let inherited = InheritedDescriptors { state, ..self.inherited.clone() };

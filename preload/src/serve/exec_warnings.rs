@@ -1,8 +1,8 @@
 //! Warnings about programs that the run does not serve once they are executed.
 //!
-//! Nothing here decides how a program is executed. A program is looked at once in a run for each user,
-//! because that takes time; the shared memory notes which programs were. Calls that a program makes without
-//! the C library are looked for when it begins (`catch/own_calls.rs`).
+//! Nothing here decides how a program is executed. A program is looked at once in a run for each
+//! user, because that takes time; the shared memory notes which programs were. Calls that a program
+//! makes without the C library are looked for when it begins (`catch/own_calls.rs`).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -59,8 +59,8 @@ pub fn check_mounted_program(call: &ProgramCall<'_>, file: &FileDescription, fd:
     }
 }
 
-/// Looks at a program unless a process of this user has: `file` tells files apart. A script's interpreter may be a script, at most
-/// `scripts` times.
+/// Looks at a program unless a process of this user has: `file` tells files apart. A script's
+/// interpreter may be a script, at most `scripts` times.
 fn check_new_program(
     call: &ProgramCall<'_>,
     file: &[u64; 4],
@@ -153,8 +153,8 @@ fn has_capabilities(at: ProgramPath<'_>) -> bool {
     sys::pass(libc::SYS_getxattr as u64, &args) > 0
 }
 
-/// True if the kernel ignores the set-id bits and capabilities of the file: its file system is mounted `nosuid`, or the
-/// process has renounced it (`PR_SET_NO_NEW_PRIVS`).
+/// True if the kernel ignores the set-id bits and capabilities of the file: its file system is
+/// mounted `nosuid`, or the process has renounced it (`PR_SET_NO_NEW_PRIVS`).
 fn are_bits_ignored(at: ProgramPath<'_>) -> bool {
     if sys::plain(libc::SYS_prctl, libc::PR_GET_NO_NEW_PRIVS as u64, 0, 0) == Ok(1) {
         return true;

@@ -40,8 +40,8 @@ impl NativeAccess {
     }
 }
 
-/// Serves rt_sigaction(2). It is registered before the program begins; until then the kernel has the
-/// call.
+/// Serves rt_sigaction(2). It is registered before the program begins; until then the kernel has
+/// the call.
 pub static SIGACTION: OnceLock<fn(&ProgramCall<'_>) -> CallResult> = OnceLock::new();
 
 fn sigaction(call: &ProgramCall<'_>) -> CallResult {

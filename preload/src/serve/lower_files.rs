@@ -11,8 +11,8 @@ use crate::machine::sys;
 use crate::process::state::{RunMount, RunProcess};
 use crate::serve::call::{CallFailure, ProgramCall};
 
-/// The path below the mount of the file at `full`. `None` if it is in no mount of a directory. `is_last_kept` if the last
-/// component may be missing, or a link that is not followed.
+/// The path below the mount of the file at `full`. `None` if it is in no mount of a directory.
+/// `is_last_kept` if the last component may be missing, or a link that is not followed.
 pub fn path(
     call: &ProgramCall<'_>,
     full: &[u8],
@@ -21,8 +21,8 @@ pub fn path(
     Ok(kernel_path(call.process, &real_path(call, full, is_last_kept)?))
 }
 
-/// The special file at `full`, which has these attributes, below its mount. `None` if it is in no mount of a directory.
-/// Fails with `ENXIO` if another file is there by now.
+/// The special file at `full`, which has these attributes, below its mount. `None` if it is in no
+/// mount of a directory. Fails with `ENXIO` if another file is there by now.
 pub fn special(
     call: &ProgramCall<'_>,
     full: &[u8],

@@ -77,8 +77,8 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
     served
 }
 
-/// A call whose file another process removed after its names were walked. From the beginning, as the
-/// kernel does it, and a few times more, because it is as fast as the other process.
+/// A call whose file another process removed after its names were walked. From the beginning, as
+/// the kernel does it, and a few times more, because it is as fast as the other process.
 #[cold]
 fn walk_again(call: &ProgramCall<'_>, run: fn(&ProgramCall<'_>) -> CallResult) -> CallResult {
     let mut result = Err(CallFailure::Errno(Errno::ESTALE));
@@ -105,7 +105,8 @@ fn is_missed(process: &'static RunProcess, number: u64, args: &[u64; 6]) -> bool
     known && handler(number).is_none() && process.view().table.has(args[0] as i32)
 }
 
-/// Counts a call once more, by the site that it came from: its place among the sites of all objects of the plan.
+/// Counts a call once more, by the site that it came from: its place among the sites of all objects
+/// of the plan.
 #[cold]
 pub fn count_site(number: u64, args: &[u64; 6], site: usize, served: bool) {
     let Some(process) = state::get() else { return };

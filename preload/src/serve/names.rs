@@ -55,7 +55,8 @@ fn list_two(call: &ProgramCall<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
     if call.number as i64 == plain { [(None, 0), (None, 1)] } else { [(Some(0), 1), (Some(2), 3)] }
 }
 
-/// The two targets of a call; where one is surely the kernel's, it stands for itself: the client fails with `EXDEV`.
+/// The two targets of a call; where one is surely the kernel's, it stands for itself: the client
+/// fails with `EXDEV`.
 fn find_both<'a>(
     call: &ProgramCall<'a>,
     plain: i64,
@@ -84,7 +85,8 @@ fn find_both<'a>(
     }
 }
 
-/// Has the kernel execute a call here if it is the kernel's, and counts that it may have made a path lead to another directory.
+/// Has the kernel execute a call here if it is the kernel's, and counts that it may have made a
+/// path lead to another directory.
 fn count_change(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
     let value = match served {
         Err(CallFailure::Pass) => call.kernel(),

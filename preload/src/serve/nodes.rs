@@ -1,10 +1,11 @@
-//! Nodes in the kernel's name space for the fifos, devices and sockets of mounts that are no directories of the
-//! kernel.
+//! Nodes in the kernel's name space for the fifos, devices and sockets of mounts that are no
+//! directories of the kernel.
 //!
-//! All processes of a run that have the same user find a node under the same name, in a directory of
-//! that user. Every user may create files beside that directory. Its name therefore has 128 random
-//! bits, and each process checks the directory that it has opened: it must belong to this user, and no
-//! other user may have access. Nodes are opened relative to that descriptor, without following links.
+//! All processes of a run that have the same user find a node under the same name, in a directory
+//! of that user. Every user may create files beside that directory. Its name therefore has 128
+//! random bits, and each process checks the directory that it has opened: it must belong to this
+//! user, and no other user may have access. Nodes are opened relative to that descriptor, without
+//! following links.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,8 +24,9 @@ use crate::serve::call::ProgramCall;
 pub struct NodeDirectory(HeldDescriptor);
 
 impl NodeDirectory {
-    /// Opens the directory, and creates it if it is missing. Fails with `EACCES`, and prints a message,
-    /// if another user has created something there, and with the errors of mkdir(2) and open(2).
+    /// Opens the directory, and creates it if it is missing. Fails with `EACCES`, and prints a
+    /// message, if another user has created something there, and with the errors of mkdir(2) and
+    /// open(2).
     pub fn open(call: &ProgramCall<'_>) -> Result<NodeDirectory, Errno> {
         let uid = call.task().credentials().uid;
         let name = layout::node_directory(call.process.plan.token, uid);
@@ -51,8 +53,8 @@ impl NodeDirectory {
         }
     }
 
-    /// The path of the node for the file with these attributes, through the open directory, which only
-    /// this user can change.
+    /// The path of the node for the file with these attributes, through the open directory, which
+    /// only this user can change.
     pub fn path(&self, stat: &FileStat) -> CString {
         let path = [self.0.path().as_bytes(), b"/", name(stat).as_bytes()].concat();
         CString::new(path).unwrap_or_default()
@@ -75,9 +77,9 @@ impl NodeDirectory {
         }
     }
 
-    /// Opens the node for the file with these attributes by `O_PATH`, and checks it. The kernel then
-    /// opens or connects to this node by [`HeldDescriptor::path`]. Fails with `ENOENT` if it does not
-    /// exist, and with `ENXIO` if it has another type or owner.
+    /// Opens the node for the file with these attributes by `O_PATH`, and checks it. The kernel
+    /// then opens or connects to this node by [`HeldDescriptor::path`]. Fails with `ENOENT` if it
+    /// does not exist, and with `ENXIO` if it has another type or owner.
     pub fn node(&self, call: &ProgramCall<'_>, file: &FileStat) -> Result<HeldDescriptor, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = open_at(self.0.as_raw_fd(), &name(file), flags)?;

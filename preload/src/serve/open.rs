@@ -76,10 +76,10 @@ fn open_one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHo
     Err(Errno::ENXIO.into())
 }
 
-/// Fifos and devices: the kernel has the object behind the inode, so it is opened there: the file itself if it is in a
-/// directory of the kernel, or a node of the same kind in a directory of this run. `None` if the name leads to a file
-/// by now. The path is walked once: the file that the kernel opens and the later reports about it are of the same
-/// inode.
+/// Fifos and devices: the kernel has the object behind the inode, so it is opened there: the file
+/// itself if it is in a directory of the kernel, or a node of the same kind in a directory of this
+/// run. `None` if the name leads to a file by now. The path is walked once: the file that the
+/// kernel opens and the later reports about it are of the same inode.
 fn special(
     call: &ProgramCall<'_>,
     target: &PathTarget<'_>,
@@ -130,8 +130,8 @@ fn as_entry(
     Arc::new(DescriptorEntry::new(file, true, by, cells))
 }
 
-/// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
-/// that with what it has open itself.
+/// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel
+/// does that with what it has open itself.
 fn reopen(
     call: &ProgramCall<'_>,
     path: usize,
@@ -163,7 +163,8 @@ pub fn record_open(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>)
     i64::from(fd)
 }
 
-/// Has the kernel open a file for the program, if the number may be among ours: it is noted then. `None` for other calls.
+/// Has the kernel open a file for the program, if the number may be among ours: it is noted then.
+/// `None` for other calls.
 pub fn pass_to_kernel(call: &ProgramCall<'_>) -> Option<i64> {
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     let may_be_ours = opens(call.number) && i64::from(limit) > i64::from(call.process.floor);
@@ -237,8 +238,9 @@ pub fn give_number(
     }
 }
 
-/// A descriptor with the lowest number that is free. The program's descriptor and the file system's are of one open
-/// file, whose position the kernel then locks: 40 ns for a read, where another open takes 4 us.
+/// A descriptor with the lowest number that is free. The program's descriptor and the file system's
+/// are of one open file, whose position the kernel then locks: 40 ns for a read, where another open
+/// takes 4 us.
 fn lowest_number(
     process: &'static RunProcess,
     file: &FileDescription,
@@ -253,8 +255,8 @@ fn lowest_number(
     Ok(sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32)
 }
 
-/// The path in the kernel's name space of the bytes of `path`, which lies in a mount: the path of its backing file, or
-/// of a copy in memory, which stays open. `None` if it lies in no mount.
+/// The path in the kernel's name space of the bytes of `path`, which lies in a mount: the path of
+/// its backing file, or of a copy in memory, which stays open. `None` if it lies in no mount.
 pub fn kernel_path(call: &ProgramCall<'_>, path: &[u8]) -> Option<CString> {
     let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
     let file = call.client().open(call.task(), WalkStart::Cwd, path, how).ok()?;

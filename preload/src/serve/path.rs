@@ -74,8 +74,8 @@ impl<'a> ProgramCall<'a> {
     }
 }
 
-/// The path of the program, if that is a static one or lies in a mount: the kernel believes that it executes the carrier,
-/// or memory.
+/// The path of the program, if that is a static one or lies in a mount: the kernel believes that it
+/// executes the carrier, or memory.
 static EXECUTABLE: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Sets the path that `/proc/self/exe` leads to.
@@ -248,7 +248,8 @@ pub fn kernel(call: &ProgramCall<'_>, outside: OutsidePaths) -> Option<i64> {
     })
 }
 
-/// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.
+/// Calls at a directory and a path that are newer than this library: programs have other ways for
+/// files of mounts.
 pub fn refuse_unknown(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(Some(0), 1, true)?;
     match call.client().stat(call.task(), target.as_walk_start(), target.path, true) {

@@ -14,7 +14,8 @@ fn find_placeholder(
     (!entry.backed).then_some(entry)
 }
 
-/// The kernel waits for the rest. A handler of a signal ends that, whatever it wants of other calls.
+/// The kernel waits for the rest. A handler of a signal ends that, whatever it wants of other
+/// calls.
 fn wait(number: u64, args: &[u64; 6]) -> i64 {
     match inside::wait_without_forks(|| wait::pass(number, args)) {
         pending::AGAIN => sys::failure(Errno::EINTR),

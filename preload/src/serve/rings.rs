@@ -1,15 +1,16 @@
 //! io_uring: rings only operate on descriptors.
 //!
-//! The kernel executes the operations of a ring, and a path there never leads into a mount. Every ring
-//! is therefore created disabled, restricted to operations without a path, and then enabled
+//! The kernel executes the operations of a ring, and a path there never leads into a mount. Every
+//! ring is therefore created disabled, restricted to operations without a path, and then enabled
 //! (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10). The restrictions last as long as the ring, in all
 //! processes. Other operations fail with `EACCES`, and a probe reports them as unsupported. If the
 //! kernel cannot restrict a ring, creating it fails with `ENOSYS`.
 //!
-//! A program that creates its ring disabled restricts and enables it itself. Forbidden operations are
-//! removed from its restrictions. If it has none, ours are registered when it enables the ring.
+//! A program that creates its ring disabled restricts and enables it itself. Forbidden operations
+//! are removed from its restrictions. If it has none, ours are registered when it enables the ring.
 //!
-//! Source: io_uring_setup(2), io_uring_register(2), include/uapi/linux/io_uring.h, io_uring/register.c.
+//! Source: io_uring_setup(2), io_uring_register(2), include/uapi/linux/io_uring.h,
+//! io_uring/register.c.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -90,8 +91,8 @@ impl RegisteredRing {
         Ok(probe[0] as u8)
     }
 
-    /// Registers the allowed operations. Fails with `EBADFD` for an enabled ring, and with `EBUSY` for
-    /// one that has restrictions.
+    /// Registers the allowed operations. Fails with `EBADFD` for an enabled ring, and with `EBUSY`
+    /// for one that has restrictions.
     fn restrict(self) -> Result<(), Errno> {
         /// The last operation of io_uring_register(2) that this kernel knows, once found.
         static KNOWN: AtomicU32 = AtomicU32::new(LAST_REGISTER);
@@ -161,8 +162,8 @@ fn make(call: &ProgramCall<'_>, params: &mut RingParams) -> Result<u64, Errno> {
     Ok(sys::check(sys::pass(call.number, &[call.args[0], at, 0, 0, 0, 0]))? as u64)
 }
 
-/// The error after the kernel has refused a disabled ring: `ENOSYS` if it creates an enabled one, and
-/// otherwise the kernel's error.
+/// The error after the kernel has refused a disabled ring: `ENOSYS` if it creates an enabled one,
+/// and otherwise the kernel's error.
 fn choose_error(call: &ProgramCall<'_>, mut params: RingParams) -> Errno {
     let is_index = params[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0;
     match make(call, &mut params) {
@@ -187,7 +188,8 @@ pub fn register(call: &ProgramCall<'_>) -> CallResult {
             }
             Ok(value)
         }
-        // Without a ring the restrictions belong to the thread, and apply in addition to the ring's.
+        // Without a ring the restrictions belong to the thread, and apply in addition to the
+        // ring's.
         REGISTER_RESTRICTIONS if call.int(0) >= 0 => restrict_as_requested(call, ring),
         REGISTER_ENABLE_RINGS => match ring.restrict() {
             // The kernel returns the error for other descriptors and for enabled rings.
@@ -239,7 +241,8 @@ pub fn are_in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// Checks a descriptor, which a ring may have closed: its number may be free, or belong to another file.
+/// Checks a descriptor, which a ring may have closed: its number may be free, or belong to another
+/// file.
 #[cold]
 pub fn forget_closed(process: &'static RunProcess, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;

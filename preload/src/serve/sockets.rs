@@ -1,5 +1,6 @@
-//! Sockets with a name in a mount. Sockets in a directory of the kernel are there. For others, the name is the file
-//! system's, and the socket that listens is the kernel's, in the run's directory of nodes.
+//! Sockets with a name in a mount. Sockets in a directory of the kernel are there. For others, the
+//! name is the file system's, and the socket that listens is the kernel's, in the run's directory
+//! of nodes.
 
 use defuse_direct::{FileStat, NeededAccess, WalkStart};
 use defuse_fs::{Errno, FileKind};
@@ -65,7 +66,8 @@ fn bind_below(call: &ProgramCall<'_>, path: &[u8]) -> Result<Option<i64>, CallFa
     with_path(call, &short).map(Some)
 }
 
-/// The mode of a new socket: the mode of its descriptor, without the bits of the umask, also below a default ACL.
+/// The mode of a new socket: the mode of its descriptor, without the bits of the umask, also below
+/// a default ACL.
 fn mode(call: &ProgramCall<'_>) -> u32 {
     let mut stat: libc::stat = sys::zeroed();
     let args = [call.args[0], &raw mut stat as u64, 0, 0, 0, 0];

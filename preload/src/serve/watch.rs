@@ -10,9 +10,9 @@ use crate::serve::{lower_files, open};
 /// `IN_DONT_FOLLOW`.
 const DONT_FOLLOW: u64 = 0x0200_0000;
 
-/// Every event of a file of a passthrough happens to the file below, whatever process causes it, so the kernel watches
-/// that file. Other file systems have nothing that it could watch: `ENOSPC`, which programs take for a reason to look
-/// for themselves from time to time.
+/// Every event of a file of a passthrough happens to the file below, whatever process causes it, so
+/// the kernel watches that file. Other file systems have nothing that it could watch: `ENOSPC`,
+/// which programs take for a reason to look for themselves from time to time.
 pub fn add(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 1, false)?;
     let follow = call.args[2] & DONT_FOLLOW == 0;

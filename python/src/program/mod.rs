@@ -1,7 +1,8 @@
 //! A file system in Python: an object with methods on paths.
 //!
-//! Names and arguments are those that fusepy calls. A method that is missing is `ENOSYS`. An `OSError` is the answer with its number;
-//! any other exception is shown, and the answer is `EIO`. Several threads call at once.
+//! Names and arguments are those that fusepy calls. A method that is missing is `ENOSYS`. An
+//! `OSError` is the answer with its number; any other exception is shown, and the answer is `EIO`.
+//! Several threads call at once.
 
 mod handles;
 mod operations;
@@ -61,7 +62,8 @@ struct ObjectFileSystem {
 }
 
 impl ObjectFileSystem {
-    /// Runs `call` with the method `name`. Fails with `ENOSYS` if there is none, and with `EIO` while the interpreter ends.
+    /// Runs `call` with the method `name`. Fails with `ENOSYS` if there is none, and with `EIO`
+    /// while the interpreter ends.
     fn with<T>(
         &self,
         name: &str,

@@ -94,8 +94,8 @@ impl AttrDefaults {
     }
 }
 
-/// An entry that `readdir` returned: a name, or a tuple that begins with a name and attributes. Without attributes, `kind_of` is
-/// called with the name.
+/// An entry that `readdir` returned: a name, or a tuple that begins with a name and attributes.
+/// Without attributes, `kind_of` is called with the name.
 pub fn entry(
     item: &Bound<'_, PyAny>,
     kind_of: impl FnOnce(&[u8]) -> defuse_fs::Result<FileKind>,

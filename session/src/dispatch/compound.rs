@@ -23,8 +23,8 @@ impl Dispatcher {
     ///
     /// # Errors
     ///
-    /// `ENOSYS` for the kernel and for clients that have not agreed on it, `EINVAL` for an invalid chain. Errors of
-    /// links are in the reply.
+    /// `ENOSYS` for the kernel and for clients that have not agreed on it, `EINVAL` for an invalid
+    /// chain. Errors of links are in the reply.
     pub(super) fn compound(
         self: &Arc<Self>,
         call: &RequestCall<'_>,
@@ -114,8 +114,8 @@ impl Dispatcher {
     }
 }
 
-/// The maximum length of the reply to a request that may be a link. `None` for other requests: without a reply, with
-/// a later reply, or with a descriptor in the reply.
+/// The maximum length of the reply to a request that may be a link. `None` for other requests:
+/// without a reply, with a later reply, or with a descriptor in the reply.
 fn most_bytes(body: &RequestBody<'_>) -> Option<usize> {
     /// More than any structure.
     const STRUCTURES: usize = 1024;

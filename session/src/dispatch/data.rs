@@ -26,7 +26,8 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        // The kernel names the owner for a read that fills no pages (fuse_direct_io of fs/fuse/file.c).
+        // The kernel names the owner for a read that fills no pages (fuse_direct_io of
+        // fs/fuse/file.c).
         let owned = args.read_flags & abi::FUSE_READ_LOCKOWNER != 0;
         if let Some(pages) = self.pages.as_ref().filter(|_| !owned) {
             pages.fill(call.ino);
@@ -138,8 +139,9 @@ impl Dispatcher {
         send_success(Ok(()), reply)
     }
 
-    /// Writes. Where a reply must not be a short count, the rest of a short write is tried until an error occurs, which is
-    /// then returned. Otherwise fsync(2) would succeed although a part of the data is lost.
+    /// Writes. Where a reply must not be a short count, the rest of a short write is tried until an
+    /// error occurs, which is then returned. Otherwise fsync(2) would succeed although a part of
+    /// the data is lost.
     fn write_from(
         &self,
         call: &RequestCall<'_>,
@@ -159,9 +161,10 @@ impl Dispatcher {
         Ok(done)
     }
 
-    /// True for a write whose reply must not be a short count. The kernel's write-back takes it for all bytes, and an
-    /// asynchronous direct write fails with `EIO` then (`fuse_get_res_by_io()` of the kernel's fs/fuse/file.c), which
-    /// programs take for a failed device. What a request does not say is if a direct write is asynchronous.
+    /// True for a write whose reply must not be a short count. The kernel's write-back takes it for
+    /// all bytes, and an asynchronous direct write fails with `EIO` then (`fuse_get_res_by_io()` of
+    /// the kernel's fs/fuse/file.c), which programs take for a failed device. What a request does
+    /// not say is if a direct write is asynchronous.
     pub(super) fn must_write_all(&self, args: &WriteArgs) -> bool {
         let may_be_async = self.pages.is_some() && args.flags.has(OpenFlags::DIRECT);
         args.from_cache || may_be_async && args.lock_owner.is_some()

@@ -1,4 +1,5 @@
-//! Deferred requests, which are answered later: how an INTERRUPT finds them, and how they are answered.
+//! Deferred requests, which are answered later: how an INTERRUPT finds them, and how they are
+//! answered.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,8 +28,8 @@ pub(super) struct DeferredTable {
 }
 
 impl DeferredTable {
-    /// Returns the token of a request that begins. The token is interrupted if the session is over: its client is
-    /// gone, and a lock that is granted later would have no owner.
+    /// Returns the token of a request that begins. The token is interrupted if the session is over:
+    /// its client is gone, and a lock that is granted later would have no owner.
     fn insert(&self, unique: u64) -> Arc<InterruptToken> {
         let token = Arc::new(InterruptToken::default());
         self.shard(unique).insert(unique, Arc::clone(&token));
@@ -63,8 +64,8 @@ impl DeferredTable {
     }
 }
 
-/// Bytes of the submitted operations of a client. With more, its operations hold workers, whose number is limited. The
-/// kernel limits its own requests.
+/// Bytes of the submitted operations of a client. With more, its operations hold workers, whose
+/// number is limited. The kernel limits its own requests.
 const IN_FLIGHT: usize = 16 << 20;
 
 /// Bytes that an operation takes in addition to its data.
@@ -124,7 +125,8 @@ impl Dispatcher {
         self.may_submit && !call.in_chain && matches!(result, Err(Errno::ENOSYS))
     }
 
-    /// Like [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
+    /// Like [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted
+    /// then.
     pub(super) fn must_submit_data<T>(&self, call: &RequestCall<'_>, result: &Result<T>) -> bool {
         let must = self.must_submit(call, result);
         if must {
@@ -229,7 +231,8 @@ impl Dispatcher {
 
 /// The kernel's end of an [`Io`].
 struct KernelCompletion {
-    /// Number of bytes that must all be written, otherwise the reply is an error ([`Dispatcher::must_write_all`]).
+    /// Number of bytes that must all be written, otherwise the reply is an error
+    /// ([`Dispatcher::must_write_all`]).
     whole: usize,
     /// That error.
     short: Errno,
@@ -271,14 +274,16 @@ impl Completion for KernelCompletion {
             }
             return;
         }
-        // Removed from the table first: once the reply is sent, the kernel may use the number again.
+        // Removed from the table first: once the reply is sent, the kernel may use the number
+        // again.
         self.dispatcher.deferred.remove(self.unique);
         self.dispatcher.in_flight.remove(self.in_flight);
         let result = match result {
             Ok(count) if count < self.whole => Err(self.short),
             other => other,
         };
-        // An error (ENOENT) means that the caller no longer waits. The reply granted nothing, so nothing is undone.
+        // An error (ENOENT) means that the caller no longer waits. The reply granted nothing, so
+        // nothing is undone.
         let _ = match (self.opcode, result) {
             (_, Err(errno)) => self.reply.send_errno(errno.raw()),
             (Opcode::Read, Ok(_)) => self.reply.send_data(),

@@ -98,9 +98,9 @@ impl Dispatcher {
         Ok(HandlerOutcome::Sent)
     }
 
-    /// Returns the arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by separate
-    /// requests, except for an open that also truncates. The request then does not show if the caller has
-    /// `CAP_FSETID`, so that only root keeps the bits.
+    /// Returns the arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id
+    /// by separate requests, except for an open that also truncates. The request then does not show
+    /// if the caller has `CAP_FSETID`, so that only root keeps the bits.
     fn open_args(&self, call: &RequestCall<'_>, flags: u32, open_flags: u32) -> OpenArgs {
         let flags = convert::open_flags(flags);
         let clears_privileges = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
@@ -121,7 +121,8 @@ impl Dispatcher {
         out
     }
 
-    /// Passes the backing file of an open file to the kernel, which then reads and writes it, if it has one.
+    /// Passes the backing file of an open file to the kernel, which then reads and writes it, if it
+    /// has one.
     fn give_backing(&self, ino: Ino, opened: &OpenReply, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
         let only_reads = flags.access() == AccessMode::Read;
@@ -135,8 +136,8 @@ impl Dispatcher {
         if flags.has(OpenFlags::DIRECT) && !only_reads && opened.parallel_direct_writes {
             out.open_flags |= abi::FOPEN_DIRECT_IO;
         }
-        // The backing file of another open of the inode, by which the kernel would write past the file system. Its writes come as
-        // requests, and its mappings are of the backing file.
+        // The backing file of another open of the inode, by which the kernel would write past the
+        // file system. Its writes come as requests, and its mappings are of the backing file.
         if opened.backing.is_none() && flags.writable() {
             out.open_flags |= abi::FOPEN_DIRECT_IO;
         }
@@ -150,7 +151,8 @@ impl Dispatcher {
         let _ = self.fs.release(&call.cx, file, ReleaseArgs::from_flags(flags));
     }
 
-    /// Notes an open file for writing, for kernel mounts only; see [`super::privileges`] and [`super::synced_opens`].
+    /// Notes an open file for writing, for kernel mounts only; see [`super::privileges`] and
+    /// [`super::synced_opens`].
     fn note_open(&self, file: File, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
             self.writers.record_open(file.ino);
@@ -158,9 +160,10 @@ impl Dispatcher {
         }
     }
 
-    /// The time for which the kernel may cache attributes of an inode: 0 while a file with a backing
-    /// file is open for writing, since the kernel does not see that a store through a mapping changes
-    /// the times. Options do not change this, because they concern changes by others.
+    /// The time for which the kernel may cache attributes of an inode: 0 while a file with a
+    /// backing file is open for writing, since the kernel does not see that a store through a
+    /// mapping changes the times. Options do not change this, because they concern changes by
+    /// others.
     pub(super) fn timeouts_of(&self, ino: Ino) -> CacheTimeouts {
         if !self.writers.has_any(ino) {
             return self.timeouts;
@@ -170,8 +173,9 @@ impl Dispatcher {
         CacheTimeouts { attr, has_unwritten_pages, ..self.timeouts }
     }
 
-    /// True if the kernel may have pages of the inode that were stored by a mapping, or wait for their write-back: a file is open for
-    /// writing, or was closed while it is mapped, and has no backing file.
+    /// True if the kernel may have pages of the inode that were stored by a mapping, or wait for
+    /// their write-back: a file is open for writing, or was closed while it is mapped, and has no
+    /// backing file.
     fn has_unwritten_pages(&self, ino: Ino) -> bool {
         self.writers.has_any(ino)
             && !self.backings.as_ref().is_some_and(|backings| backings.is_backed(ino))
@@ -370,8 +374,8 @@ impl Dispatcher {
         if too_long || answer.output.len() > self.negotiated.max_read {
             return Err(Errno::EIO);
         }
-        // The kernel keeps its attributes, although a request with data may have changed them: FS_IOC_SETFLAGS moves the
-        // change time.
+        // The kernel keeps its attributes, although a request with data may have changed them:
+        // FS_IOC_SETFLAGS moves the change time.
         if !data.is_empty() && self.notify.reads_own_pages() {
             let _ = self.notify.invalidate_inode(call.ino, None);
         }
@@ -433,9 +437,10 @@ impl Dispatcher {
         pod(reply, &abi::LseekOut { offset })
     }
 
-    /// Reports data up to the end of the file: the kernel writes no pages back before it requests holes, so the file
-    /// system's holes may be in the wrong place. With a write-back cache the kernel also has the end of the file, and
-    /// after `ENOSYS` it answers without the session, from then on for all files.
+    /// Reports data up to the end of the file: the kernel writes no pages back before it requests
+    /// holes, so the file system's holes may be in the wrong place. With a write-back cache the
+    /// kernel also has the end of the file, and after `ENOSYS` it answers without the session, from
+    /// then on for all files.
     fn lseek_without_holes(
         &self,
         call: &RequestCall<'_>,
@@ -481,8 +486,8 @@ impl Dispatcher {
     }
 }
 
-/// The error of a CREATE with `flags` that failed with `errno`: `ESTALE` if the file exists by now and
-/// the caller did not set `O_EXCL`. The kernel then walks the path again (`LOOKUP_REVAL`,
+/// The error of a CREATE with `flags` that failed with `errno`: `ESTALE` if the file exists by now
+/// and the caller did not set `O_EXCL`. The kernel then walks the path again (`LOOKUP_REVAL`,
 /// `do_filp_open` in `fs/namei.c`), finds the file, checks its permissions, and opens it.
 fn replace_create_error(errno: Errno, flags: OpenFlags) -> Errno {
     if errno == Errno::EEXIST && !flags.has(OpenFlags::EXCL) { Errno::ESTALE } else { errno }

@@ -1,8 +1,8 @@
 //! From a decoded request to the file system and back: one short function for each operation.
 //!
-//! A function returns an error for the dispatcher to send, or has sent its reply already. If the kernel does not take
-//! a reply that granted something (the caller was killed meanwhile), the grant is undone: the lookup is forgotten,
-//! the handle released.
+//! A function returns an error for the dispatcher to send, or has sent its reply already. If the
+//! kernel does not take a reply that granted something (the caller was killed meanwhile), the grant
+//! is undone: the lookup is forgotten, the handle released.
 
 mod compound;
 pub(crate) mod data;
@@ -75,8 +75,8 @@ pub(crate) struct Dispatcher {
     pub(crate) share: Option<Arc<UserShare>>,
     writers: WriterCounts,
     synced_opens: SyncedOpens,
-    /// The requests come from the kernel, which vouches for their callers, and not from a client over a
-    /// socket.
+    /// The requests come from the kernel, which vouches for their callers, and not from a client
+    /// over a socket.
     is_kernel: bool,
     /// The identity of the session, in the context of each request.
     pub(crate) origin: Origin,
@@ -122,8 +122,8 @@ pub trait SharedMemory: Send + Sync {
     /// The reply to an IOCTL was sent. Work follows for which no caller waits.
     fn finish_ioctl(&self) {}
 
-    /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
-    /// time, which this does not do.
+    /// All bytes of an open file, if it is small and the client can know how long they hold; and
+    /// true if a read changes the access time, which this does not do.
     fn read_whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {
         None
     }
@@ -143,14 +143,16 @@ pub struct ClientHooks {
     pub tells_groups: bool,
     /// Watches the threads of the session; `None` for a thread of the session's own.
     pub watchdog: Option<SharedWatchdog>,
-    /// The counters that the session shares with other sessions of its user; `None` if there are no limits.
+    /// The counters that the session shares with other sessions of its user; `None` if there are no
+    /// limits.
     pub share: Option<Arc<UserShare>>,
 }
 
 /// The other end of a session.
 #[derive(Clone)]
 pub(crate) enum SessionPeer {
-    /// The kernel, which guarantees the identity of callers. Backing files are registered with the device.
+    /// The kernel, which guarantees the identity of callers. Backing files are registered with the
+    /// device.
     Kernel(Arc<OwnedFd>),
     /// A client in the kernel's place.
     Client(ClientHooks),
@@ -196,8 +198,9 @@ impl Dispatcher {
         peer: SessionPeer,
     ) -> Self {
         let caps = fs.caps();
-        // With write-back the kernel knows size and times better than this process, but not the space in use, which
-        // changes when it writes back; the kernel requests that only when attributes expire.
+        // With write-back the kernel knows size and times better than this process, but not the
+        // space in use, which changes when it writes back; the kernel requests that only when
+        // attributes expire.
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let has_acls = negotiated.uses(abi::FUSE_POSIX_ACL);
@@ -264,8 +267,8 @@ impl Dispatcher {
         self.is_kernel || self.tells_groups
     }
 
-    /// Handles one request that needs a reply, and sends the reply. A panic of the file system results in `EIO` for
-    /// this request alone.
+    /// Handles one request that needs a reply, and sends the reply. A panic of the file system
+    /// results in `EIO` for this request alone.
     pub(crate) fn handle(
         self: &Arc<Self>,
         request: &DecodedRequest<'_>,
@@ -485,8 +488,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// The part of the storage that the thread of `request` would wait for, as far as the file system
-    /// knows. Requests that are answered later hold no thread.
+    /// The part of the storage that the thread of `request` would wait for, as far as the file
+    /// system knows. Requests that are answered later hold no thread.
     pub(crate) fn failure_domain(&self, request: &DecodedRequest<'_>) -> Option<FailureDomain> {
         match request.body {
             RequestBody::Read(_) | RequestBody::Write { .. } | RequestBody::Fsync(_)
@@ -509,14 +512,15 @@ impl Dispatcher {
         token.map(|token| token.trip()).is_some()
     }
 
-    /// Ends the waits of all deferred requests, also of those that begin later: the session is over.
+    /// Ends the waits of all deferred requests, also of those that begin later: the session is
+    /// over.
     pub(crate) fn interrupt_all_deferred(&self) {
         self.deferred.end();
     }
 }
 
-/// Returns the name in the directory of a request that the request is about, unless the request makes or removes a
-/// directory.
+/// Returns the name in the directory of a request that the request is about, unless the request
+/// makes or removes a directory.
 fn child_of<'a>(body: &RequestBody<'a>) -> Option<Name<'a>> {
     let (RequestBody::Lookup { name }
     | RequestBody::Symlink { name, .. }

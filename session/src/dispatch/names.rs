@@ -210,8 +210,8 @@ impl Dispatcher {
         let room = args.size as usize;
         let found = self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room);
         let found = found.map_err(|errno| match errno {
-            // A part of the tree has no access lists. Otherwise the kernel would refuse all access there, or request
-            // no list any more.
+            // A part of the tree has no access lists. Otherwise the kernel would refuse all access
+            // there, or request no list any more.
             Errno::EOPNOTSUPP | Errno::ENOSYS
                 if self.has_acls && name.starts_with(ACCESS_LISTS) =>
             {
@@ -266,7 +266,8 @@ impl Dispatcher {
         let mut sink = KernelDir { encoder, plus, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
         let len = sink.encoder.len();
-        // Entries before the error have been looked up and are worth sending; the next request meets the error again.
+        // Entries before the error have been looked up and are worth sending; the next request
+        // meets the error again.
         if let Err(errno) = listed
             && len == 0
         {

@@ -1,12 +1,13 @@
 //! Pages that an asynchronous direct write leaves in the kernel's cache.
 //!
-//! The kernel drops the pages of a file before a direct write to it, and after a direct write that it has waited for.
-//! After an asynchronous one it does not (`fuse_direct_IO` of `fs/fuse/file.c`). A page that was filled meanwhile, by
-//! a read, a fault or a buffered write, would stay old for good. So the session drops the pages of the range when
-//! such a write is done, and answers afterwards, if the kernel may have pages of the inode at all.
+//! The kernel drops the pages of a file before a direct write to it, and after a direct write that
+//! it has waited for. After an asynchronous one it does not (`fuse_direct_IO` of `fs/fuse/file.c`).
+//! A page that was filled meanwhile, by a read, a fault or a buffered write, would stay old for
+//! good. So the session drops the pages of the range when such a write is done, and answers
+//! afterwards, if the kernel may have pages of the inode at all.
 //!
-//! Dropping a page may wait for the reply to a READ that fills it. Therefore it is done on threads that serve no
-//! requests.
+//! Dropping a page may wait for the reply to a READ that fills it. Therefore it is done on threads
+//! that serve no requests.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +27,8 @@ type PageJob = Box<dyn FnOnce() + Send>;
 
 /// The inodes of which the kernel may have pages, and the threads that drop them.
 pub(super) struct CachedPages {
-    /// A bit for each set of inodes with the same hash. A bit that was set stays: too many pages may be dropped, and
-    /// never too few.
+    /// A bit for each set of inodes with the same hash. A bit that was set stays: too many pages
+    /// may be dropped, and never too few.
     inodes: Box<[AtomicU64; WORDS]>,
     threads: Arc<PageThreads>,
 }
@@ -52,7 +53,8 @@ impl CachedPages {
         CachedPages { inodes, threads: Arc::default() }
     }
 
-    /// Records that pages of `ino` are being filled. Called before the file system reads their data.
+    /// Records that pages of `ino` are being filled. Called before the file system reads their
+    /// data.
     #[inline]
     pub(super) fn fill(&self, ino: Ino) {
         let (word, bit) = self.place(ino);
@@ -61,8 +63,8 @@ impl CachedPages {
         }
     }
 
-    /// True if the kernel may have pages of `ino`. Called after a write, so that a page that is filled later has its
-    /// data.
+    /// True if the kernel may have pages of `ino`. Called after a write, so that a page that is
+    /// filled later has its data.
     pub(super) fn may_have(&self, ino: Ino) -> bool {
         let (word, bit) = self.place(ino);
         word.load(Ordering::SeqCst) & bit != 0

@@ -3,15 +3,15 @@
 //! With `HANDLE_KILLPRIV_V2` the file system clears these bits during WRITE, FALLOCATE or
 //! COPY_FILE_RANGE. The kernel continues with its cached mode, the only one that execve(2) reads.
 //! Before the change, however, `file_remove_privs` (`fs/inode.c`) sends a SETATTR without any valid
-//! field (`fuse_setattr` in `fs/fuse/dir.c` removes the mode), and the kernel caches the mode of the
-//! reply. This module clears the bits at that request. The kernel thus never has new data with the old
-//! mode.
+//! field (`fuse_setattr` in `fs/fuse/dir.c` removes the mode), and the kernel caches the mode of
+//! the reply. This module clears the bits at that request. The kernel thus never has new data with
+//! the old mode.
 //!
-//! chown(2) without a change of owner or group sends the same request, and only the owner may do that.
-//! If the file is not open for writing, the request is a chown ([`WriterCounts`]). Otherwise the bits are
-//! cleared for the owner, for root, and for users with write permission, who could clear them anyway.
-//! For other users only the reply has no bits; the write itself, through a descriptor that was passed
-//! to them, clears them.
+//! chown(2) without a change of owner or group sends the same request, and only the owner may do
+//! that. If the file is not open for writing, the request is a chown ([`WriterCounts`]). Otherwise
+//! the bits are cleared for the owner, for root, and for users with write permission, who could
+//! clear them anyway. For other users only the reply has no bits; the write itself, through a
+//! descriptor that was passed to them, clears them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,9 +37,9 @@ pub(super) fn is_chown(args: &abi::SetattrIn) -> bool {
     args.valid & !abi::FATTR_FH == abi::FATTR_CTIME
 }
 
-/// Checks if the kernel may remove the file capabilities of `ino` for a caller, which it does before a
-/// change of data and at a chown(2). Fails with `EPERM` for a chown(2) by a user without write
-/// permission, and with the errors of getattr.
+/// Checks if the kernel may remove the file capabilities of `ino` for a caller, which it does
+/// before a change of data and at a chown(2). Fails with `EPERM` for a chown(2) by a user without
+/// write permission, and with the errors of getattr.
 pub(super) fn may_lose_capabilities(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
@@ -55,9 +55,10 @@ pub(super) fn may_lose_capabilities(
     if refused { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Clears the bits of `ino` if the caller has the right to, and returns the attributes for the kernel's
-/// cache, always without the bits. `is_written`: the file is open for writing. Fails with `EPERM` for a
-/// chown(2) by another user than the owner, and with the errors of getattr and setattr.
+/// Clears the bits of `ino` if the caller has the right to, and returns the attributes for the
+/// kernel's cache, always without the bits. `is_written`: the file is open for writing. Fails with
+/// `EPERM` for a chown(2) by another user than the owner, and with the errors of getattr and
+/// setattr.
 pub(super) fn clear(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
@@ -77,8 +78,9 @@ pub(super) fn clear(
     if !may_clear(fs, cx, (ino, &attr), &user)? {
         return Ok(Attr { perm, ..attr });
     }
-    // Set-group-id without execution by the group depends on the groups of the caller, which the file
-    // system does not know. In all other cases it clears the bits at a change of owner, atomically.
+    // Set-group-id without execution by the group depends on the groups of the caller, which the
+    // file system does not know. In all other cases it clears the bits at a change of owner,
+    // atomically.
     let by_group = attr.perm & (SGID | GROUP_EXEC) == SGID;
     let set = match by_group {
         true => SetAttr { perm: Some(perm), ..SetAttr::default() },

@@ -1,7 +1,8 @@
 //! Open files whose changes are durable when they are answered (`O_SYNC`, `O_DSYNC`).
 //!
-//! After a write the kernel sends FSYNC by itself (`generic_write_sync` in `fs/sync.c`). It leaves FALLOCATE and
-//! COPY_FILE_RANGE to the file system, which learns the flags at OPEN. The file systems of the kernel sync after both.
+//! After a write the kernel sends FSYNC by itself (`generic_write_sync` in `fs/sync.c`). It leaves
+//! FALLOCATE and COPY_FILE_RANGE to the file system, which learns the flags at OPEN. The file
+//! systems of the kernel sync after both.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Context, Errno, File, FileSystem, OpenFlags, Result};
 
-/// The open files of a kernel mount with `O_DSYNC`, and for each whether its attributes may be lost.
+/// The open files of a kernel mount with `O_DSYNC`, and for each whether its attributes may be
+/// lost.
 #[derive(Default)]
 pub(super) struct SyncedOpens {
     count: AtomicUsize,
@@ -39,7 +41,8 @@ impl SyncedOpens {
         }
     }
 
-    /// Makes a change of `file` durable if it was opened so. A file system without fsync has nothing to do.
+    /// Makes a change of `file` durable if it was opened so. A file system without fsync has
+    /// nothing to do.
     pub(super) fn sync_changed(
         &self,
         fs: &dyn FileSystem,

@@ -47,7 +47,8 @@ impl AlignedBuf {
         AlignedBuf::new(lead, len)
     }
 
-    /// Leaves the memory for reuse, unless it is small or enough is kept. This buffer is empty afterwards.
+    /// Leaves the memory for reuse, unless it is small or enough is kept. This buffer is empty
+    /// afterwards.
     pub(crate) fn recycle(&mut self) {
         let used = std::mem::replace(self, AlignedBuf::new_unaligned(0, 0));
         if used.room() >= AGAIN_MIN {
@@ -63,7 +64,8 @@ impl AlignedBuf {
         self.memory.len() - self.start - self.lead
     }
 
-    /// Like [`new`](AlignedBuf::new), but no bytes are aligned, so that no memory is lost to alignment.
+    /// Like [`new`](AlignedBuf::new), but no bytes are aligned, so that no memory is lost to
+    /// alignment.
     pub(crate) fn new_unaligned(lead: usize, len: usize) -> Self {
         AlignedBuf { memory: vec![0; lead + len], start: 0, lead }
     }

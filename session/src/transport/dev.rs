@@ -25,13 +25,14 @@ const SHORT: usize = 4096;
 /// The maximum length of a deferred reply, unless it is data.
 const SHORT_DEFERRED: usize = HEADER_LEN + 64;
 
-/// The lengths from which data passes through a pipe instead of a buffer, in bytes; `usize::MAX` for never.
+/// The lengths from which data passes through a pipe instead of a buffer, in bytes; `usize::MAX`
+/// for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceLimits {
     /// Replies to READ of at least so much are spliced from the file to the device.
     pub read_min: usize,
-    /// After a WRITE of at least so many bytes, the next request is spliced from the device. (The next request is
-    /// unknown before it is received, but large writes arrive in rows.)
+    /// After a WRITE of at least so many bytes, the next request is spliced from the device. (The
+    /// next request is unknown before it is received, but large writes arrive in rows.)
     pub write_min: usize,
 }
 
@@ -39,11 +40,12 @@ impl SpliceLimits {
     /// Always copy.
     pub const NEVER: SpliceLimits = SpliceLimits { read_min: usize::MAX, write_min: usize::MAX };
 
-    /// The configuration of Stackfs: READ replies of more than two pages, WRITE requests of more than one
-    /// ("To FUSE or Not to FUSE", section 2.3).
+    /// The configuration of Stackfs: READ replies of more than two pages, WRITE requests of more
+    /// than one ("To FUSE or Not to FUSE", section 2.3).
     pub const STACKFS: SpliceLimits = SpliceLimits { read_min: 2 * 4096 + 1, write_min: 4096 + 1 };
 
-    /// The lengths from which splicing was faster than copying in measurements on current machines: from 128 KiB.
+    /// The lengths from which splicing was faster than copying in measurements on current machines:
+    /// from 128 KiB.
     pub const MEASURED: SpliceLimits = SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };
 
     fn is_any(self) -> bool {
@@ -53,15 +55,15 @@ impl SpliceLimits {
 
 /// A channel's second way to the device, which never blocks.
 ///
-/// Waking a thread that sleeps on another processor costs an interrupt and an exit from idle, on virtual machines
-/// several times the cost of a short request. A worker that expects the next request at once therefore polls for a
-/// while before it sleeps.
+/// Waking a thread that sleeps on another processor costs an interrupt and an exit from idle, on
+/// virtual machines several times the cost of a short request. A worker that expects the next
+/// request at once therefore polls for a while before it sleeps.
 struct SpinPort {
     /// A clone of the device with `O_NONBLOCK`.
     port: Arc<dyn RequestPort>,
     limit_ns: u64,
-    /// The expected benefit of polling: raised by a request within the limit, lowered by a later one. At
-    /// 0 the worker does not poll.
+    /// The expected benefit of polling: raised by a request within the limit, lowered by a later
+    /// one. At 0 the worker does not poll.
     hope: u32,
 }
 
@@ -125,7 +127,8 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
-/// An open /dev/fuse, or a clone for one worker. The flags of the descriptor decide whether a read waits.
+/// An open /dev/fuse, or a clone for one worker. The flags of the descriptor decide whether a read
+/// waits.
 struct DevicePort {
     fd: Arc<OwnedFd>,
 }
@@ -169,8 +172,8 @@ impl PortChannel {
         let pipe_size = limits.max_write.max(limits.max_read);
         let pipe = limits.splice.is_any().then(|| MessagePipe::new(pipe_size)).and_then(Result::ok);
         let mut splice = if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER };
-        // The size of a request is not known before it is received, and a request that does not fit into the pipe
-        // would be lost.
+        // The size of a request is not known before it is received, and a request that does not fit
+        // into the pipe would be lost.
         if pipe.as_ref().is_none_or(|pipe| pipe.capacity() < limits.max_write) {
             splice.write_min = usize::MAX;
         }
@@ -198,7 +201,8 @@ impl PortChannel {
         }
     }
 
-    /// Looks for requests through `port`, which does not block, for up to `limit_ns` before sleeping.
+    /// Looks for requests through `port`, which does not block, for up to `limit_ns` before
+    /// sleeping.
     pub(crate) fn spin_through(&mut self, port: Arc<dyn RequestPort>, limit_ns: u64) {
         self.spin = Some(SpinPort { port, limit_ns, hope: HOPE });
     }
@@ -213,7 +217,8 @@ impl PortChannel {
         self.port.has_more()
     }
 
-    /// Receives a request. Polls first if `spin` is set, which means that no other worker would take the request.
+    /// Receives a request. Polls first if `spin` is set, which means that no other worker would
+    /// take the request.
     fn receive_plain(&mut self, spin: bool) -> Result<usize> {
         let room = self.request.message_mut(self.capacity);
         let Some(spinning) = self.spin.as_mut().filter(|_| spin) else {
@@ -240,7 +245,8 @@ impl PortChannel {
         received
     }
 
-    /// Takes a request into the pipe, and copies it into the buffer, except for the data of a WRITE.
+    /// Takes a request into the pipe, and copies it into the buffer, except for the data of a
+    /// WRITE.
     fn receive_spliced(&mut self) -> Result<usize> {
         self.reply.port = Arc::clone(&self.port);
         let pipe = self.reply.pipe.as_mut().ok_or(Errno::EINVAL)?;
@@ -274,7 +280,8 @@ impl PortChannel {
         Arc::clone(&self.reply.port)
     }
 
-    /// Records the received request for its reply, and if the next one is likely to be a large write.
+    /// Records the received request for its reply, and if the next one is likely to be a large
+    /// write.
     fn note(&mut self, len: usize) -> Result<()> {
         let header =
             defuse_wire::request::peek(self.request.message(len)).map_err(|_| Errno::EIO)?;
@@ -400,8 +407,8 @@ impl PortReply {
         }
     }
 
-    /// Writes up to `len` bytes that are in the memory of the port into a file, by one call: a write at the end of a
-    /// file must not be torn.
+    /// Writes up to `len` bytes that are in the memory of the port into a file, by one call: a
+    /// write at the end of a file must not be torn.
     fn write_left(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         let part = (self.left.taken, len.min(self.left.remaining()));
         let written = match self.places()?.write_to(self.unique, part, (fd, offset)) {
@@ -439,8 +446,8 @@ impl PortReply {
         pass(&*self.port, self.later, message)
     }
 
-    /// Splices up to `len` bytes of `fd` behind a header for `len` bytes. If the file ends earlier, the header is
-    /// wrong, and all of the pipe is copied back into the buffer.
+    /// Splices up to `len` bytes of `fd` behind a header for `len` bytes. If the file ends earlier,
+    /// the header is wrong, and all of the pipe is copied back into the buffer.
     fn fill_pipe(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         let header = self.header(len, 0);
         let Some(pipe) = &mut self.pipe else { return Err(Errno::EINVAL) };
@@ -616,8 +623,8 @@ impl ReadSink for PortReply {
         self.fill_buf(fd, offset, len)
     }
 
-    /// Lends the buffer of the reply. Bytes in a pipe have no memory, and nothing comes after them. The memory of a client is not
-    /// lent.
+    /// Lends the buffer of the reply. Bytes in a pipe have no memory, and nothing comes after them.
+    /// The memory of a client is not lent.
     fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.spliced || self.placed {
             return None;
@@ -820,9 +827,10 @@ pub(super) fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Re
     })
 }
 
-/// Reads `len` bytes, or to the end of the file. `read` reads the bytes after the number of bytes that it gets. An
-/// error after some bytes ends the read there; the caller meets the error again when it reads the rest. A file rarely
-/// ends on a page, so a short count that is not whole pages is taken for the end without another call.
+/// Reads `len` bytes, or to the end of the file. `read` reads the bytes after the number of bytes
+/// that it gets. An error after some bytes ends the read there; the caller meets the error again
+/// when it reads the rest. A file rarely ends on a page, so a short count that is not whole pages
+/// is taken for the end without another call.
 fn read_full(len: usize, mut read: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;
     while done < len {

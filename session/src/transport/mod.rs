@@ -1,6 +1,6 @@
-//! Transports: the arrival of requests and the delivery of replies. A session's workers each own a [`WorkerChannel`];
-//! dispatch sees only the request and a [`RequestReply`], so that the device ([`dev`]) and rings ([`uring`]) are
-//! interchangeable without a change above.
+//! Transports: the arrival of requests and the delivery of replies. A session's workers each own a
+//! [`WorkerChannel`]; dispatch sees only the request and a [`RequestReply`], so that the device
+//! ([`dev`]) and rings ([`uring`]) are interchangeable without a change above.
 
 mod answer;
 mod buffer;
@@ -26,7 +26,8 @@ use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest};
 pub(crate) enum RequestMessage<'a> {
     /// All parts in sequence, as the device delivers them.
     Whole(&'a [u8]),
-    /// Header, the opcode's structure and everything else, each in a buffer of its own, as a ring delivers them.
+    /// Header, the opcode's structure and everything else, each in a buffer of its own, as a ring
+    /// delivers them.
     Split { header: &'a [u8], op: &'a [u8], payload: &'a [u8] },
 }
 
@@ -54,8 +55,8 @@ pub trait ReplyPort: Send + Sync {
 /// Longer data is not received or sent with its message where the client shares memory for it.
 pub const COPIED_MOST: usize = 32 * 1024;
 
-/// Large data that lies in memory which the client shares, beside the bytes of requests and replies. The client may change it at any
-/// time.
+/// Large data that lies in memory which the client shares, beside the bytes of requests and
+/// replies. The client may change it at any time.
 pub trait SharedData: Send + Sync {
     /// The bytes of the request `unique` that were not received with it: the data of a WRITE.
     fn unreceived_len(&self, unique: u64) -> usize;
@@ -67,7 +68,8 @@ pub trait SharedData: Send + Sync {
     /// `EIO` if there are fewer bytes.
     fn copy(&self, unique: u64, from: usize, out: &mut [u8]) -> Result<()>;
 
-    /// Writes a part of the data of a request, its begin and its length, into a file at an offset, by one pwrite(2). Returns the bytes written.
+    /// Writes a part of the data of a request, its begin and its length, into a file at an offset,
+    /// by one pwrite(2). Returns the bytes written.
     ///
     /// # Errors
     ///
@@ -79,8 +81,8 @@ pub trait SharedData: Send + Sync {
         file: (BorrowedFd<'_>, u64),
     ) -> Result<usize>;
 
-    /// Returns the address of the data of a request, starting at the byte `from`. It is valid until the request is
-    /// answered.
+    /// Returns the address of the data of a request, starting at the byte `from`. It is valid until
+    /// the request is answered.
     fn address_of_data(&self, unique: u64, from: usize) -> Option<NonNull<u8>>;
 
     /// The address of a part of a reply, its begin and its length, until the request is answered.
@@ -96,7 +98,8 @@ pub trait SharedData: Send + Sync {
     /// `EIO` if there is no room.
     fn place(&self, unique: u64, from: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Fills a part of a reply, its begin and its length, from a file at an offset, by one pread(2). Returns the bytes read.
+    /// Fills a part of a reply, its begin and its length, from a file at an offset, by one
+    /// pread(2). Returns the bytes read.
     ///
     /// # Errors
     ///
@@ -122,12 +125,12 @@ pub trait RequestPort: ReplyPort {
     ///
     /// # Errors
     ///
-    /// `EINTR`, `EAGAIN` and `ENOENT` where there is none after all; `ENODEV` where the client has ended
-    /// the connection; any other ends the session.
+    /// `EINTR`, `EAGAIN` and `ENOENT` where there is none after all; `ENODEV` where the client has
+    /// ended the connection; any other ends the session.
     fn receive(&self, room: &mut [u8]) -> Result<usize>;
 
-    /// Sends one message that lies in one piece, from a worker of the session, which may wait for the
-    /// client.
+    /// Sends one message that lies in one piece, from a worker of the session, which may wait for
+    /// the client.
     fn send_whole(&self, message: &[u8]) -> Result<()> {
         self.send(&[IoSlice::new(message)])
     }
@@ -144,8 +147,8 @@ pub trait RequestPort: ReplyPort {
     /// The descriptor, for poll(2) and splice(2).
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// True if another request waits, where that can be seen without a system call. Otherwise `None`, and the time
-    /// between two requests has to decide.
+    /// True if another request waits, where that can be seen without a system call. Otherwise
+    /// `None`, and the time between two requests has to decide.
     fn has_more(&self) -> Option<bool> {
         None
     }
@@ -166,8 +169,8 @@ pub trait RequestPort: ReplyPort {
 
 /// The source of the requests of a session.
 pub trait RequestSource: Send + Sync {
-    /// A port that waits for requests. If it is to be its `own`, no other worker uses its descriptor,
-    /// where that is possible.
+    /// A port that waits for requests. If it is to be its `own`, no other worker uses its
+    /// descriptor, where that is possible.
     fn port(&self, own: bool) -> Arc<dyn RequestPort>;
 
     /// A port whose [`receive`](RequestPort::receive) is `EAGAIN` while there is no request.
@@ -202,7 +205,8 @@ pub struct ServerLaneCounts {
 
 /// Adds a transport to the messages of a client: requests then arrive by both.
 pub trait TransportUpgrade: Send + Sync + std::fmt::Debug {
-    /// Returns the connection to a client of the user `uid`, whose socket is `messages`. Called before INIT.
+    /// Returns the connection to a client of the user `uid`, whose socket is `messages`. Called
+    /// before INIT.
     ///
     /// # Errors
     ///
@@ -211,9 +215,9 @@ pub trait TransportUpgrade: Send + Sync + std::fmt::Debug {
     -> Result<Arc<dyn RequestSource>>;
 }
 
-/// The reply to the request that a worker has just received. Exactly one of the sending methods is called for each
-/// request that needs a reply. If a sending method fails, the kernel did not take the reply, so everything it granted
-/// (a lookup, a handle) has to be undone.
+/// The reply to the request that a worker has just received. Exactly one of the sending methods is
+/// called for each request that needs a reply. If a sending method fails, the kernel did not take
+/// the reply, so everything it granted (a lookup, a handle) has to be undone.
 pub(crate) trait RequestReply {
     /// Sends success with `body`, the concatenation of its parts.
     fn send(&mut self, body: &[&[u8]]) -> Result<()>;
@@ -221,8 +225,8 @@ pub(crate) trait RequestReply {
     /// Sends the error number `errno` (positive), or success without a body for 0.
     fn send_errno(&mut self, errno: i32) -> Result<()>;
 
-    /// Sends success without a body, and a descriptor: to a client on a socket. `ENOSYS` elsewhere, and
-    /// nothing is sent.
+    /// Sends success without a body, and a descriptor: to a client on a socket. `ENOSYS` elsewhere,
+    /// and nothing is sent.
     fn send_descriptor(&mut self, _fd: BorrowedFd<'_>) -> Result<()> {
         Err(Errno::ENOSYS)
     }
@@ -290,7 +294,8 @@ pub(crate) enum ReceiveOutcome {
 
 /// One worker's end of a transport.
 pub(crate) trait WorkerChannel: Send {
-    /// Waits for a request. With `spin` it may poll for a while first, because no other worker waits.
+    /// Waits for a request. With `spin` it may poll for a while first, because no other worker
+    /// waits.
     fn receive(&mut self, spin: bool) -> Result<ReceiveOutcome>;
     /// The request that was received, and the way to answer it. Bytes that the transport keeps
     /// elsewhere (WRITE data in a pipe) are left out.

@@ -61,7 +61,8 @@ impl MessagePipe {
         Ok(done)
     }
 
-    /// Moves up to `len` bytes of `fd` into the pipe: from `offset`, or from the position of a stream.
+    /// Moves up to `len` bytes of `fd` into the pipe: from `offset`, or from the position of a
+    /// stream.
     pub(crate) fn fill(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -91,8 +92,8 @@ impl MessagePipe {
 
     /// Discards the bytes in the pipe.
     pub(crate) fn clear(&mut self) -> Result<()> {
-        // Before nearly every request the pipe is empty, and clearing the scratch memory would be most of the work
-        // for a small request.
+        // Before nearly every request the pipe is empty, and clearing the scratch memory would be
+        // most of the work for a small request.
         if self.level == 0 {
             return Ok(());
         }

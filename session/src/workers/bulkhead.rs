@@ -1,13 +1,13 @@
-//! A bulkhead: the requests that need one part of the storage behind a file system hold only so many threads of a
-//! session that requests for other parts continue.
+//! A bulkhead: the requests that need one part of the storage behind a file system hold only so
+//! many threads of a session that requests for other parts continue.
 //!
 //! A file system names the part that an inode needs
-//! ([`FileSystem::failure_domain`](defuse_fs::FileSystem::failure_domain)). While a part does not answer,
-//! each request that needs it holds a thread. Beyond its share of the threads, further ones wait here, and
-//! the thread that received them takes another request.
+//! ([`FileSystem::failure_domain`](defuse_fs::FileSystem::failure_domain)). While a part does not
+//! answer, each request that needs it holds a thread. Beyond its share of the threads, further ones
+//! wait here, and the thread that received them takes another request.
 //!
-//! The share depends on the free threads: a part may hold three times as many threads as would remain free. A single
-//! part gets three quarters, so that each of several has a thread.
+//! The share depends on the free threads: a part may hold three times as many threads as would
+//! remain free. A single part gets three quarters, so that each of several has a thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,19 +48,21 @@ struct DomainQueue {
     waiting: VecDeque<QueuedRequest>,
 }
 
-/// True if a part that holds `held` threads may hold one more, of `free` threads that no part holds.
+/// True if a part that holds `held` threads may hold one more, of `free` threads that no part
+/// holds.
 pub(super) fn may_enter(held: usize, free: usize) -> bool {
     held == 0 || held < SHARE * free.saturating_sub(1)
 }
 
 impl Bulkhead {
-    /// The calling thread, one of `max`, is about to handle a request that needs `domain`. False if the
-    /// request has to wait: it is copied, and passed to [`enter_or_wait`](Self::enter_or_wait).
+    /// The calling thread, one of `max`, is about to handle a request that needs `domain`. False if
+    /// the request has to wait: it is copied, and passed to [`enter_or_wait`](Self::enter_or_wait).
     pub(crate) fn enter(&self, domain: FailureDomain, max: usize) -> bool {
         self.lock().enter(domain, max)
     }
 
-    /// Like [`enter`](Self::enter) with a request, which waits here if it has to. Otherwise the request is returned.
+    /// Like [`enter`](Self::enter) with a request, which waits here if it has to. Otherwise the
+    /// request is returned.
     pub(crate) fn enter_or_wait(
         &self,
         domain: FailureDomain,
@@ -83,8 +85,8 @@ impl Bulkhead {
         None
     }
 
-    /// The calling thread has handled a request that needs `domain`. Returns a request that need not wait any longer,
-    /// for which it has entered.
+    /// The calling thread has handled a request that needs `domain`. Returns a request that need
+    /// not wait any longer, for which it has entered.
     pub(crate) fn leave(
         &self,
         domain: FailureDomain,

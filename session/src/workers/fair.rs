@@ -1,13 +1,14 @@
-//! Fairness between the users of a mount: blocked calls of one user hold only so many threads that calls of other
-//! users continue.
+//! Fairness between the users of a mount: blocked calls of one user hold only so many threads that
+//! calls of other users continue.
 //!
-//! The session cannot predict whether a call will block: an open waits for the holder of a lease on the file, a FIFO
-//! for its other end, a read for a disk. So nothing is counted while threads are free or make progress. If all
-//! allowed threads are stuck while requests wait, the session *stretches*: it may have further threads, and from then
-//! on each call of a user other than root is counted. A user may hold three times as many threads as remain free,
-//! which is three quarters of all for a single user. Further calls of that user wait here, and the thread that has
-//! received them takes another request. A while after the threads are free again, the session returns to its usual
-//! number.
+//! The session cannot predict whether a call will block: an open waits for the holder of a lease on
+//! the file, a FIFO for its other end, a read for a disk. So nothing is counted while threads are
+//! free or make progress. If all allowed threads are stuck while requests wait, the session
+//! *stretches*: it may have further threads, and from then on each call of a user other than root
+//! is counted. A user may hold three times as many threads as remain free, which is three quarters
+//! of all for a single user. Further calls of that user wait here, and the thread that has received
+//! them takes another request. A while after the threads are free again, the session returns to its
+//! usual number.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! The requests that the workers handle. An INTERRUPT finds its request here, and no request takes a
-//! lock for that.
+//! The requests that the workers handle. An INTERRUPT finds its request here, and no request takes
+//! a lock for that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -24,7 +24,8 @@ pub(crate) struct WorkerSlot {
     caller: AtomicU32,
     /// The request that was answered in place of the worker, which is stuck with it.
     answered: AtomicU64,
-    /// Number of requests begun; it distinguishes a worker that is stuck from a worker that is busy.
+    /// Number of requests begun; it distinguishes a worker that is stuck from a worker that is
+    /// busy.
     served: AtomicU64,
 }
 
@@ -91,8 +92,8 @@ pub(crate) struct WorkerSlots {
     slots: Box<[WorkerSlot]>,
     /// Slots for the workers that a larger maximum has allowed since.
     more: OnceLock<Box<[WorkerSlot]>>,
-    /// Interrupts that arrived before the worker had begun with the request, the latest ones. Most are for requests
-    /// that had just ended, whose numbers are not used again.
+    /// Interrupts that arrived before the worker had begun with the request, the latest ones. Most
+    /// are for requests that had just ended, whose numbers are not used again.
     early: [AtomicU64; EARLY],
     early_count: AtomicUsize,
 }
@@ -166,7 +167,8 @@ impl WorkerSlots {
         }
     }
 
-    /// Returns the number of requests of a user that workers have in hand, and the number of all requests in hand.
+    /// Returns the number of requests of a user that workers have in hand, and the number of all
+    /// requests in hand.
     pub(crate) fn count_held(&self, uid: u32) -> (usize, usize) {
         let busy = self.iter().filter(|slot| !slot.is_idle());
         busy.fold((0, 0), |(own, all), slot| {

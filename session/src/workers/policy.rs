@@ -1,20 +1,22 @@
 //! The rules by which a session gets its threads, apart from all I/O.
 //!
-//! [`ThreadPolicy::Adaptive`] is described in the module above. The other policies follow "Eliminating FUSE
-//! Bottleneck by Implementing Multi-threaded Framework on Distributed File System", chapter 4:
+//! [`ThreadPolicy::Adaptive`] is described in the module above. The other policies follow
+//! "Eliminating FUSE Bottleneck by Implementing Multi-threaded Framework on Distributed File
+//! System", chapter 4:
 //!
-//! 1. No thread reads before the mount is finished. A session starts its first thread after INIT, which
-//!    the kernel sends then.
+//! 1. No thread reads before the mount is finished. A session starts its first thread after INIT,
+//!    which the kernel sends then.
 //! 2. Before every read, a thread checks whether another thread has received the unmount.
 //! 3. It reads the device, whose one descriptor all threads share.
 //! 4. FORGET starts no thread.
-//! 5. Any other request starts one if no thread is free and there are fewer than MAX. So there are two
-//!    from the first request on, even with one caller.
+//! 5. Any other request starts one if no thread is free and there are fewer than MAX. So there are
+//!    two from the first request on, even with one caller.
 //! 6. The thread performs the operation. No thread ends before the session does.
 //!
-//! In the paper, threads of the client then perform the I/O; here, the threads of a file system with
-//! [`defuse_fs::Caps::submits`] do. [`ThreadPolicy::Merged`] is the paper's future work (chapter 9): the thread that
-//! reads a request also performs the I/O, and there is no queue between.
+//! In the paper, threads of the client then perform the I/O; here, the threads of a file system
+//! with [`defuse_fs::Caps::submits`] do. [`ThreadPolicy::Merged`] is the paper's future work
+//! (chapter 9): the thread that reads a request also performs the I/O, and there is no queue
+//! between.
 
 use defuse_wire::abi::Opcode;
 
@@ -22,8 +24,9 @@ use super::pool::PoolLoad;
 use crate::options::ThreadPolicy;
 
 impl ThreadPolicy {
-    /// True if the thread that has received a request hands the device to another one, which it starts, if
-    /// [`starts_another`] requires it. Otherwise threads are added by load, and end when the load is gone.
+    /// True if the thread that has received a request hands the device to another one, which it
+    /// starts, if [`starts_another`] requires it. Otherwise threads are added by load, and end when
+    /// the load is gone.
     pub(crate) fn hands_over(self) -> bool {
         match self {
             ThreadPolicy::Adaptive => false,
@@ -42,8 +45,8 @@ impl ThreadPolicy {
     }
 }
 
-/// Rules 4 and 5: a thread is started after a request `opcode` was received, by a thread that is no longer
-/// free.
+/// Rules 4 and 5: a thread is started after a request `opcode` was received, by a thread that is no
+/// longer free.
 pub(crate) fn starts_another(opcode: Opcode, standing: PoolLoad) -> bool {
     let forgets = matches!(opcode, Opcode::Forget | Opcode::BatchForget);
     !forgets && standing.free == 0 && standing.threads < standing.max

@@ -9,8 +9,8 @@ use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering}
 pub struct PoolLimits {
     /// Workers at most, at least 1.
     pub max: usize,
-    /// Workers that a mere backlog may call for: twice the processors, since handlers wait for locks
-    /// now and then.
+    /// Workers that a mere backlog may call for: twice the processors, since handlers wait for
+    /// locks now and then.
     pub parallel: usize,
 }
 
@@ -76,8 +76,8 @@ impl PoolState {
     }
 }
 
-/// The counts of a session's workers. `begin` and `end` bracket every request with one atomic operation each;
-/// everything else happens when the number of workers changes.
+/// The counts of a session's workers. `begin` and `end` bracket every request with one atomic
+/// operation each; everything else happens when the number of workers changes.
 #[derive(Debug)]
 pub struct WorkerPool {
     /// The maximum number of threads, which a live session may change.
@@ -142,15 +142,16 @@ impl WorkerPool {
         self.stretch.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after [`resize`](WorkerPool::resize).
+    /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after
+    /// [`resize`](WorkerPool::resize).
     pub fn set_extra(&self, further: usize) {
         let _parked = self.lock();
         self.stretch.store(further, Ordering::SeqCst);
         self.call.notify_all();
     }
 
-    /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones now, the others
-    /// when they call [`leave_if_over`](WorkerPool::leave_if_over).
+    /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked
+    /// ones now, the others when they call [`leave_if_over`](WorkerPool::leave_if_over).
     pub fn resize(&self, max: usize) {
         let _parked = self.lock();
         self.max.store(max.max(1), Ordering::SeqCst);
@@ -162,8 +163,8 @@ impl WorkerPool {
         self.lock().is_over(self.most())
     }
 
-    /// Ends the calling worker, which is idle, if there are more threads than there may be. It is no
-    /// longer counted then.
+    /// Ends the calling worker, which is idle, if there are more threads than there may be. It is
+    /// no longer counted then.
     pub fn leave_if_over(&self) -> bool {
         // Threads without a call of `resize` never exceed the maximum.
         if self.active_workers() <= self.most() {
@@ -188,15 +189,15 @@ impl WorkerPool {
 
     /// A worker has taken a request. True where no other waits for the next one.
     pub fn begin(&self) -> bool {
-        // Sequentially consistent, because the watchdog's "no worker is busy" and a worker's "the watchdog is awake"
-        // must not both be stale.
+        // Sequentially consistent, because the watchdog's "no worker is busy" and a worker's "the
+        // watchdog is awake" must not both be stale.
         let idle = self.idle.fetch_sub(1, Ordering::SeqCst);
         assert!(idle > 0, "a worker that was not idle has begun a request");
         idle == 1
     }
 
-    /// A worker is done with its request and will wait for the next one. Returns the number of other workers that
-    /// wait.
+    /// A worker is done with its request and will wait for the next one. Returns the number of
+    /// other workers that wait.
     pub fn end(&self) -> usize {
         self.idle.fetch_add(1, Ordering::SeqCst)
     }
@@ -233,14 +234,15 @@ impl WorkerPool {
         }
     }
 
-    /// Like [`grow`](WorkerPool::grow), but never wakes a parked worker, which could not do the work of the new one.
+    /// Like [`grow`](WorkerPool::grow), but never wakes a parked worker, which could not do the
+    /// work of the new one.
     pub fn grow_new(&self) -> PoolGrowth {
         let mut parked = self.lock();
         if self.is_exiting() { PoolGrowth::AtLimit } else { self.spawn(&mut parked) }
     }
 
-    /// Starts a thread if there may be one and `is_wanted` returns true. The decision is atomic: of several callers,
-    /// each sees the thread that another one has just started.
+    /// Starts a thread if there may be one and `is_wanted` returns true. The decision is atomic: of
+    /// several callers, each sees the thread that another one has just started.
     pub fn grow_if(&self, is_wanted: impl FnOnce(PoolLoad) -> bool) -> PoolGrowth {
         if self.active_workers() >= self.max() {
             return PoolGrowth::AtLimit;
@@ -277,9 +279,10 @@ impl WorkerPool {
         self.active.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes the calling worker, which has called [`end`](WorkerPool::end), out of the active ones, if
-    /// another one still waits for requests then. Returns at once with [`WakeReason::Work`] otherwise.
-    /// It rests for at most `rest`. After [`WakeReason::Work`] the worker is active and idle again.
+    /// Takes the calling worker, which has called [`end`](WorkerPool::end), out of the active ones,
+    /// if another one still waits for requests then. Returns at once with [`WakeReason::Work`]
+    /// otherwise. It rests for at most `rest`. After [`WakeReason::Work`] the worker is active and
+    /// idle again.
     pub fn park(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
         if self.is_exiting() {
@@ -292,8 +295,8 @@ impl WorkerPool {
         self.wait_for_call(parked, rest)
     }
 
-    /// Like [`park`](WorkerPool::park), but regardless of other waiting workers: for workers that do not receive
-    /// requests.
+    /// Like [`park`](WorkerPool::park), but regardless of other waiting workers: for workers that
+    /// do not receive requests.
     pub fn rest(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
         if self.is_exiting() {

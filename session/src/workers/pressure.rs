@@ -7,8 +7,8 @@ use std::path::Path;
 /// caches are released.
 const HIGH_PERCENT: f64 = 10.0;
 
-/// Reads `file`, which has the format of `/proc/pressure/memory`. False where it cannot be read, as on
-/// kernels without psi.
+/// Reads `file`, which has the format of `/proc/pressure/memory`. False where it cannot be read, as
+/// on kernels without psi.
 pub(super) fn is_high(file: &Path) -> bool {
     fs::read_to_string(file).is_ok_and(|text| parse_some_avg10(&text) >= HIGH_PERCENT)
 }

@@ -1,9 +1,10 @@
 //! The threads of a session with rings; see [`crate::transport::uring`].
 //!
-//! Every queue has a worker from the start. If all workers of a queue are busy, another one is added: by a worker if
-//! requests arrive without a pause, and by the watchdog if all workers sleep in handlers. User space cannot see
-//! whether requests wait in a queue. Therefore one worker more than the sleeping ones is kept, and one at a time is
-//! added. Workers stay until the end, because the kernel does not return an entry, and an idle entry costs nothing.
+//! Every queue has a worker from the start. If all workers of a queue are busy, another one is
+//! added: by a worker if requests arrive without a pause, and by the watchdog if all workers sleep
+//! in handlers. User space cannot see whether requests wait in a queue. Therefore one worker more
+//! than the sleeping ones is kept, and one at a time is added. Workers stay until the end, because
+//! the kernel does not return an entry, and an idle entry costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -30,9 +31,9 @@ use defuse_wire::request::{DecodeOptions, RequestBody};
 
 /// Maximum number of workers of a queue that a backlog adds.
 const PARALLEL: usize = 2;
-/// Number of consecutive messages of the device that count as a storm of FORGETs. The thread then pauses
-/// after each message, since every message would wake a thread that sleeps in read(2). It does not
-/// pause earlier, because FORGET may free the space of a removed file.
+/// Number of consecutive messages of the device that count as a storm of FORGETs. The thread then
+/// pauses after each message, since every message would wake a thread that sleeps in read(2). It
+/// does not pause earlier, because FORGET may free the space of a removed file.
 const STORM: u32 = 64;
 /// Maximum time between two consecutive messages, in nanoseconds.
 const STORM_GAP_NS: u64 = 5_000_000;
@@ -142,8 +143,8 @@ fn spawn(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()
 /// Adds a worker to the queue `qid`, within the limits.
 fn add_worker(shared: &Arc<SessionShared>, rings: &SessionRings, qid: usize) {
     let queue = &rings.queues[qid];
-    // The thread needs the queue's processor, which may take long. Those added meanwhile would stay idle, and leave
-    // too few for the other queues.
+    // The thread needs the queue's processor, which may take long. Those added meanwhile would stay
+    // idle, and leave too few for the other queues.
     if queue.is_growing.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -244,8 +245,8 @@ fn run(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()>>
     slot.release();
 }
 
-/// Binds the calling thread to the processor of its queue. Switching to it there costs a fraction of
-/// waking another processor. Keeps to the processors that the program was started on.
+/// Binds the calling thread to the processor of its queue. Switching to it there costs a fraction
+/// of waking another processor. Keeps to the processors that the program was started on.
 fn bind(qid: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     if qid < CpuSet::MAX_CPU && allowed.is_set(qid) {
@@ -255,9 +256,9 @@ fn bind(qid: usize) {
     }
 }
 
-/// Makes the kernel send a request to the queue `qid`, so that it also sends the waiting ones: it assigns
-/// them to an entry whose reply it takes, never to a new one. The request is the reply to a RETRIEVE,
-/// for a regular file that the kernel knows.
+/// Makes the kernel send a request to the queue `qid`, so that it also sends the waiting ones: it
+/// assigns them to an entry whose reply it takes, never to a new one. The request is the reply to a
+/// RETRIEVE, for a regular file that the kernel knows.
 fn nudge(shared: &SessionShared, rings: &SessionRings, qid: usize) {
     let file = rings.file.load(Ordering::Relaxed);
     if file == 0 {

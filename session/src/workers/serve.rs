@@ -18,8 +18,8 @@ use defuse_probe::WarningLimiter;
 use defuse_wire::op::op_of;
 use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest, RequestBody};
 
-/// A request that arrived within this time, in nanoseconds, had been waiting: no caller sends a request so soon after
-/// the reply to another.
+/// A request that arrived within this time, in nanoseconds, had been waiting: no caller sends a
+/// request so soon after the reply to another.
 pub(super) const BACKLOG_NS: u64 = 1_500;
 /// So many waiting requests in a row are a backlog and not chance.
 pub(super) const BACKLOG_ROW: u32 = 4;
@@ -178,7 +178,8 @@ impl PortWorker<'_> {
         self.finish_request();
     }
 
-    /// The request `unique` of a user, of which `bytes` is a copy, waits until its user holds fewer threads.
+    /// The request `unique` of a user, of which `bytes` is a copy, waits until its user holds fewer
+    /// threads.
     fn wait_for_others(&mut self, uid: u32, unique: u64, bytes: Result<Vec<u8>>) {
         let port = self.channel.reply_port();
         match bytes {
@@ -200,8 +201,8 @@ impl PortWorker<'_> {
         }
     }
 
-    /// The request `unique`, of which `bytes` is a copy, waits until its part of the storage holds fewer
-    /// threads.
+    /// The request `unique`, of which `bytes` is a copy, waits until its part of the storage holds
+    /// fewer threads.
     fn hold_back(&mut self, domain: FailureDomain, unique: u64, bytes: Result<Vec<u8>>) {
         let port = self.channel.reply_port();
         match bytes {
@@ -221,7 +222,8 @@ impl PortWorker<'_> {
                 self.handle_copy(&request);
                 self.leave(Some(domain));
             }
-            // Either this sees the interrupt, or `SessionShared::interrupt` sees the request that waits.
+            // Either this sees the interrupt, or `SessionShared::interrupt` sees the request that
+            // waits.
             None if shared.slots.is_early(unique) => drop(shared.interrupt_held_back(unique)),
             None => {}
         }
@@ -283,8 +285,8 @@ impl PortWorker<'_> {
         if self.shared.hands_over() {
             return false;
         }
-        // With one caller at a time, a worker that polls for requests is enough, and every other sleeping worker
-        // would be woken for nothing.
+        // With one caller at a time, a worker that polls for requests is enough, and every other
+        // sleeping worker would be woken for nothing.
         let one_is_enough = self.channel.should_poll()
             && !self.slept
             && self.shared.since_backlog_ns(self.last) > SURPLUS_NS;
@@ -293,8 +295,8 @@ impl PortWorker<'_> {
     }
 }
 
-/// A worker has taken a request. It adds another worker if several requests in a row had waited, the `backlog`, and
-/// no other worker waits for them.
+/// A worker has taken a request. It adds another worker if several requests in a row had waited,
+/// the `backlog`, and no other worker waits for them.
 fn begin_adaptive(
     shared: &Arc<SessionShared>,
     had_waited: bool,
@@ -348,8 +350,8 @@ pub(super) fn refuse(error: &DecodeError, reply: &mut dyn RequestReply) {
     }
 }
 
-/// Handles FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY. They are short and never wait, and no caller waits for
-/// them, so they are no reason for another worker.
+/// Handles FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY. They are short and never wait, and no
+/// caller waits for them, so they are no reason for another worker.
 pub(super) fn handle_at_once(
     shared: &SessionShared,
     request: &DecodedRequest<'_>,
@@ -357,8 +359,8 @@ pub(super) fn handle_at_once(
 ) -> bool {
     match &request.body {
         RequestBody::Forget(_) | RequestBody::BatchForget(_) => shared.dispatcher.forget(request),
-        // No reply: EAGAIN would make the kernel send the INTERRUPT again, but only through the device that the
-        // request itself came from.
+        // No reply: EAGAIN would make the kernel send the INTERRUPT again, but only through the
+        // device that the request itself came from.
         RequestBody::Interrupt(args) => shared.interrupt(args.unique),
         RequestBody::NotifyReply { data, .. } => {
             if let Err(errno) = shared.dispatcher.notify_reply(request.unique, data, reply) {

@@ -4,8 +4,8 @@ use std::sync::Once;
 
 use defuse_fs::Result;
 
-/// `SIGURG`: ignored by default, so that one that arrives late does no harm, and used by runtimes for the same
-/// purpose.
+/// `SIGURG`: ignored by default, so that one that arrives late does no harm, and used by runtimes
+/// for the same purpose.
 const WAKE_UP: libc::c_int = libc::SIGURG;
 
 extern "C" fn nothing(_: libc::c_int) {}

@@ -1,13 +1,13 @@
 //! Requests whose callers are being killed, and whose workers do not answer.
 //!
-//! The kernel lets a caller wait for its reply even after SIGKILL, and notifies the session by INTERRUPT. A handler
-//! that waits for a part of the storage that does not respond, such as the server of a socket, cannot answer, so that
-//! neither the process nor the mount would end. The watchdog answers with `EINTR` in its place: no process sees the
-//! result. The kernel refuses the handler's own reply if it ever arrives, and everything it granted is undone as
-//! always.
+//! The kernel lets a caller wait for its reply even after SIGKILL, and notifies the session by
+//! INTERRUPT. A handler that waits for a part of the storage that does not respond, such as the
+//! server of a socket, cannot answer, so that neither the process nor the mount would end. The
+//! watchdog answers with `EINTR` in its place: no process sees the result. The kernel refuses the
+//! handler's own reply if it ever arrives, and everything it granted is undone as always.
 //!
-//! Other signals change nothing: a program that handles them gets no `EINTR` from calls that do not end with it
-//! elsewhere.
+//! Other signals change nothing: a program that handles them gets no `EINTR` from calls that do not
+//! end with it elsewhere.
 //!
 //! It serves requests of /dev/fuse alone: a reply over a ring belongs to the ring's thread.
 
@@ -23,8 +23,8 @@ use zerocopy::IntoBytes;
 use super::inflight::WorkerSlots;
 use crate::transport::RequestPort;
 
-/// The devices by which workers reply, by their threads: the kernel takes a reply on the device that delivered the
-/// request.
+/// The devices by which workers reply, by their threads: the kernel takes a reply on the device
+/// that delivered the request.
 #[derive(Default)]
 pub(crate) struct StuckWorkers {
     ports: Mutex<HashMap<i32, Arc<dyn RequestPort>>>,
@@ -76,7 +76,8 @@ impl StuckWorkers {
     }
 }
 
-/// True for a thread that has SIGKILL pending, as after every signal that ends its process. False where /proc does not show it.
+/// True for a thread that has SIGKILL pending, as after every signal that ends its process. False
+/// where /proc does not show it.
 fn is_being_killed(thread: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     is_killed(&status)

@@ -1,22 +1,22 @@
 //! The watchdog: the thread that watches over workers which cannot watch over themselves.
 //!
-//! While requests are handled it checks the session every [`TICK`]; when nothing has been handled for a
-//! while it sleeps until a worker wakes it, so that an idle mount costs nothing. It
+//! While requests are handled it checks the session every [`TICK`]; when nothing has been handled
+//! for a while it sleeps until a worker wakes it, so that an idle mount costs nothing. It
 //!
-//! - adds a worker when all are busy and the device has something to read, unless the policy is one of the
-//!   paper's, by which only receivers do so;
+//! - adds a worker when all are busy and the device has something to read, unless the policy is one
+//!   of the paper's, by which only receivers do so;
 //! - drops backing files that were kept for reuse and were not used;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
 //! - answers requests whose callers are being killed, if their workers do not (see `stuck`);
-//! - lets there be more workers than the maximum when all are stuck and others wait (see `fair`), and
-//!   takes them back later;
+//! - lets there be more workers than the maximum when all are stuck and others wait (see `fair`),
+//!   and takes them back later;
 //! - reads the device itself when all workers that there may be are stuck: INTERRUPT and FORGET are
 //!   done at once, and requests are set aside for the next worker that is free. So an interrupt
 //!   arrives even where a single worker sits in a handler that never ends.
 //!
-//! The sessions of a server share one watchdog ([`SharedWatchdog`]). It never waits for anything that requests of a
-//! session wait for.
+//! The sessions of a server share one watchdog ([`SharedWatchdog`]). It never waits for anything
+//! that requests of a session wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -28,7 +28,8 @@ use defuse_fs::Result;
 use super::{pressure, ring, signal};
 use crate::session::SessionShared;
 
-/// The interval of the watchdog's checks. A worker that blocks holds up requests for at most so long.
+/// The interval of the watchdog's checks. A worker that blocks holds up requests for at most so
+/// long.
 const TICK: Duration = Duration::from_millis(2);
 /// Number of checks without any work before the watchdog sleeps.
 const QUIET_TICKS: u32 = 50;
@@ -36,7 +37,8 @@ const QUIET_TICKS: u32 = 50;
 const TRIM_TICKS: u32 = 500;
 /// Number of checks without any progress before workers count as stuck.
 const STUCK_TICKS: u32 = 10;
-/// Number of checks with enough free threads before a session returns to its usual number of threads: about a second.
+/// Number of checks with enough free threads before a session returns to its usual number of
+/// threads: about a second.
 const CALM_TICKS: u32 = 500;
 
 /// The means by which workers wake the watchdog of their session.
@@ -60,8 +62,8 @@ enum WatchdogThread {
 }
 
 impl WatchdogWaker {
-    /// Called by a worker that leaves no other worker to wait for requests. Costs a load while the session is
-    /// watched.
+    /// Called by a worker that leaves no other worker to wait for requests. Costs a load while the
+    /// session is watched.
     pub(crate) fn ring(&self) {
         if !self.awake.load(Ordering::SeqCst) && !self.awake.swap(true, Ordering::SeqCst) {
             match self.who.get() {
@@ -80,7 +82,8 @@ impl WatchdogWaker {
         }
     }
 
-    /// Waits until a watchdog of several sessions no longer checks this session. False after `deadline`.
+    /// Waits until a watchdog of several sessions no longer checks this session. False after
+    /// `deadline`.
     pub(crate) fn is_left_alone(&self, deadline: Instant) -> bool {
         while matches!(self.look.try_lock(), Err(TryLockError::WouldBlock)) {
             if Instant::now() > deadline {
@@ -94,8 +97,8 @@ impl WatchdogWaker {
     /// Ends the watch of a quiet session. False if it must go on.
     fn sleep(&self, shared: &SessionShared) -> bool {
         self.awake.store(false, Ordering::SeqCst);
-        // A worker that became busy just before found `awake` set already. A worker that rings now has begun another
-        // watch.
+        // A worker that became busy just before found `awake` set already. A worker that rings now
+        // has begun another watch.
         !busy(shared) || self.awake.swap(true, Ordering::SeqCst)
     }
 }
@@ -111,7 +114,8 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
             std::thread::park();
             continue;
         }
-        // The end of the session does not wait for the interval. A ring just before makes one check early.
+        // The end of the session does not wait for the interval. A ring just before makes one check
+        // early.
         std::thread::park_timeout(TICK);
         if watch.tick(shared) {
             shared.receive_for_stuck_workers();
@@ -126,8 +130,8 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
     }
 }
 
-/// One watchdog for the sessions of one file system, as in a server. A server pays for one thread and its checks, and
-/// not for one per session. The thread ends when all handles are dropped.
+/// One watchdog for the sessions of one file system, as in a server. A server pays for one thread
+/// and its checks, and not for one per session. The thread ends when all handles are dropped.
 #[derive(Clone, Default)]
 pub struct SharedWatchdog(Arc<WatchdogHandle>);
 
@@ -233,15 +237,15 @@ fn trim_now_and_then(shared: &SessionShared, untrimmed: &mut u32) {
     }
 }
 
-/// Trims twice, because the first call only marks the entries used since the previous one. A worker that releases a
-/// file from here on rings, and a later watch trims the file.
+/// Trims twice, because the first call only marks the entries used since the previous one. A worker
+/// that releases a file from here on rings, and a later watch trims the file.
 fn trim_all(shared: &SessionShared) {
     shared.dispatcher.trim();
     shared.dispatcher.trim();
 }
 
-/// Receives for the workers of a session until one of them is free. It runs on a thread of the session, because other
-/// sessions must not wait for what this session's requests wait for.
+/// Receives for the workers of a session until one of them is free. It runs on a thread of the
+/// session, because other sessions must not wait for what this session's requests wait for.
 fn help(shared: &Arc<SessionShared>) {
     if shared.watchdog_waker.is_helped.swap(true, Ordering::SeqCst) {
         return;
@@ -339,7 +343,8 @@ impl SessionWatch {
         is_stuck
     }
 
-    /// Removes the threads that a session has beyond its maximum, after a while in which it needed none of them.
+    /// Removes the threads that a session has beyond its maximum, after a while in which it needed
+    /// none of them.
     fn end_stretch(&mut self, shared: &SessionShared) {
         let pool = &shared.pool;
         if !pool.has_extra() {

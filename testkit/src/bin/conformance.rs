@@ -1,9 +1,9 @@
 //! Runs suites on mounts of the program and on native ext4, and prints a table.
 //!
-//! `conformance [--quick] [--clients N] [--suite NAME]... [--configs NAME,NAME*...]`. With several clients, each runs the
-//! suites at once with the others, in a directory of its own of one server. Exits with 0 if all
-//! failures also occur on native ext4 or are in the table of exclusions, 1 otherwise, and 2 for a
-//! wrong command line or if mounting is not possible.
+//! `conformance [--quick] [--clients N] [--suite NAME]... [--configs NAME,NAME*...]`. With several
+//! clients, each runs the suites at once with the others, in a directory of its own of one server.
+//! Exits with 0 if all failures also occur on native ext4 or are in the table of exclusions, 1
+//! otherwise, and 2 for a wrong command line or if mounting is not possible.
 
 use std::path::Path;
 use std::process::ExitCode;

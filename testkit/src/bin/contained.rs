@@ -1,4 +1,5 @@
-//! Becomes the program of its arguments, with the system calls of a container (`defuse_testkit::container`).
+//! Becomes the program of its arguments, with the system calls of a container
+//! (`defuse_testkit::container`).
 
 fn main() -> std::process::ExitCode {
     let error = defuse_testkit::container::become_contained();

@@ -1,4 +1,5 @@
-//! Carries out operations on files, which are lines of its input (`defuse_testkit::agent`), until the input ends.
+//! Carries out operations on files, which are lines of its input (`defuse_testkit::agent`), until
+//! the input ends.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Runs volumes of GlusterFS: `gluster_volumes up`, `gluster_volumes down`, or `gluster_volumes run COMMAND...`.
-//! `cargo xtask gluster` starts it.
+//! Runs volumes of GlusterFS: `gluster_volumes up`, `gluster_volumes down`, or
+//! `gluster_volumes run COMMAND...`. `cargo xtask gluster` starts it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, Write};

@@ -1,5 +1,6 @@
-//! System calls that containers refuse: those that the default profile of Docker leaves out for a process without added
-//! capabilities, profiles/seccomp/default.json of moby, since version 25, which leaves out io_uring(7).
+//! System calls that containers refuse: those that the default profile of Docker leaves out for a
+//! process without added capabilities, profiles/seccomp/default.json of moby, since version 25,
+//! which leaves out io_uring(7).
 
 use std::collections::BTreeMap;
 
@@ -80,7 +81,8 @@ const REFUSED_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[i64] = &[];
 
-/// The calls that are newer than an older profile: it refuses them with `EPERM`, too, and not with `ENOSYS`.
+/// The calls that are newer than an older profile: it refuses them with `EPERM`, too, and not with
+/// `ENOSYS`.
 const NEWER: std::ops::Range<i64> = 451..480;
 
 /// Flags of clone(2) that make name spaces.

@@ -1,9 +1,9 @@
-//! A container like Docker's, without Docker: name spaces of its own, a root directory that cannot be written, a part
-//! of /proc, few devices, few capabilities, limits of memory and of processes, no new privileges, and a filter of
-//! system calls.
+//! A container like Docker's, without Docker: name spaces of its own, a root directory that cannot
+//! be written, a part of /proc, few devices, few capabilities, limits of memory and of processes,
+//! no new privileges, and a filter of system calls.
 //!
-//! unshare(1) and setpriv(1) do most of the work. The program `contained` of this crate installs the filter, and
-//! becomes the program under test.
+//! unshare(1) and setpriv(1) do most of the work. The program `contained` of this crate installs
+//! the filter, and becomes the program under test.
 
 mod calls;
 
@@ -18,7 +18,8 @@ use anyhow::{Context, Result, ensure};
 const CAPABILITIES: &str = "+chown,+dac_override,+fsetid,+fowner,+mknod,+net_raw,+setgid,+setuid,+setfcap,+setpcap,\
                             +net_bind_service,+sys_chroot,+kill,+audit_write";
 
-/// The files of /proc and /sys that a container does not see, and the directories that are empty there.
+/// The files of /proc and /sys that a container does not see, and the directories that are empty
+/// there.
 const SETUP: &str = r#"
 set -e
 for group in $GROUPS_TO_JOIN; do echo 0 > "$group"; done
@@ -85,12 +86,13 @@ impl ContainerSpec {
         pids: None,
     };
 
-    /// A command that runs `line` by sh(1) in the container. The directory `work` is its working directory, and all that it can
-    /// write to. `contained` is the program of this crate.
+    /// A command that runs `line` by sh(1) in the container. The directory `work` is its working
+    /// directory, and all that it can write to. `contained` is the program of this crate.
     ///
     /// # Errors
     ///
-    /// Fails without root, and where the control groups of this machine cannot limit what is to be limited.
+    /// Fails without root, and where the control groups of this machine cannot limit what is to be
+    /// limited.
     pub fn command(
         &self,
         contained: &Path,

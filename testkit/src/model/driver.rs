@@ -565,7 +565,8 @@ impl<'a> ModelDriver<'a> {
                     clear_sgid: false,
                 };
                 let real = fs.setxattr(&cx, ino, key, &value, set);
-                // The two flags together are invalid, and it is unspecified which error comes first.
+                // The two flags together are invalid, and it is unspecified which error comes
+                // first.
                 if self.lacks(&real) || flags == 3 {
                     ensure!(flags != 3 || real.is_err(), "create and replace at once");
                     return Ok(());

@@ -48,7 +48,8 @@ pub fn scratch() -> Result<TempDir> {
     }
 }
 
-/// A mount that a child process serves in its foreground: `defuse mount`, or GlusterFS's own client.
+/// A mount that a child process serves in its foreground: `defuse mount`, or GlusterFS's own
+/// client.
 pub struct ServedMount {
     path: PathBuf,
     server: Child,
@@ -87,7 +88,8 @@ impl ServedMount {
         ServedMount::mount_by(&mut command, source, place, args)
     }
 
-    /// Mounts like [`ServedMount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
+    /// Mounts like [`ServedMount::new`], through `prefix`, a command that runs its last arguments
+    /// (`prlimit`).
     pub fn mount_under(
         prefix: &[&str],
         source: &OsStr,
@@ -120,8 +122,8 @@ impl ServedMount {
         Ok(mount)
     }
 
-    /// Mounts `volume` by GlusterFS's own client, with these options of glusterfs(8), on a new directory `native` in
-    /// `place`. `host` is one of its servers.
+    /// Mounts `volume` by GlusterFS's own client, with these options of glusterfs(8), on a new
+    /// directory `native` in `place`. `host` is one of its servers.
     ///
     /// # Errors
     ///
@@ -200,7 +202,8 @@ impl ServedMount {
         Ok(())
     }
 
-    /// Between fork and execve, a process that another thread starts has the files of this one open.
+    /// Between fork and execve, a process that another thread starts has the files of this one
+    /// open.
     fn unmount_when_idle(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -243,8 +246,8 @@ impl Drop for ServedMount {
     }
 }
 
-/// The device of a directory; `None` if the server of a mount there has not answered in time. The thread that waits for
-/// it ends with the server.
+/// The device of a directory; `None` if the server of a mount there has not answered in time. The
+/// thread that waits for it ends with the server.
 fn device_within(path: &Path, limit: Duration) -> Option<rustix::io::Result<u64>> {
     let (send, answer) = channel();
     let path = path.to_owned();

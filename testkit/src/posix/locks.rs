@@ -186,8 +186,8 @@ fn locks_of_open_files_conflict_within_a_process(dir: &CaseDir) -> Result<()> {
     Ok(ofd_lock(&two, FcntlLockType::Read, 5)?)
 }
 
-/// Fails through FUSE if locks are forwarded and another process has the file open, because Linux does not notify the
-/// server that such a lock ends.
+/// Fails through FUSE if locks are forwarded and another process has the file open, because Linux
+/// does not notify the server that such a lock ends.
 fn the_lock_of_an_open_file_is_dropped_with_its_last_descriptor(dir: &CaseDir) -> Result<()> {
     let (one, two) = (dir.file("a", b"")?, dir.open("a", RDWR)?);
     let again = rustix::io::dup(&one)?;

@@ -1,7 +1,7 @@
 //! POSIX conformance by plain system calls on any directory.
 //!
-//! Each [`PosixCase`] runs in a new empty [`CaseDir`] and checks one statement of the manual pages. The
-//! suite itself is validated on tmpfs and ext4 (see `tests/posix_native.rs`), so a failure on
+//! Each [`PosixCase`] runs in a new empty [`CaseDir`] and checks one statement of the manual pages.
+//! The suite itself is validated on tmpfs and ext4 (see `tests/posix_native.rs`), so a failure on
 //! another file system is that file system's error.
 //!
 //! All cases run on one thread with the umask 0. Do not run them while other threads of the process
@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 
-/// Runs `run` in a child of this process, and waits for its end. Returns what it returned, and 255 after a panic.
+/// Runs `run` in a child of this process, and waits for its end. Returns what it returned, and 255
+/// after a panic.
 ///
 /// # Errors
 ///
@@ -145,8 +146,8 @@ pub fn run(dir: &Path, filter: &str) -> CaseReport {
     run_except(dir, filter, &|_| None)
 }
 
-/// Runs the cases like [`run`], without the cases for which `excluded` returns a reason. Some of them would wait
-/// for ever.
+/// Runs the cases like [`run`], without the cases for which `excluded` returns a reason. Some of
+/// them would wait for ever.
 pub fn run_except(
     dir: &Path,
     filter: &str,

@@ -136,8 +136,8 @@ pub fn hang_reason(suite: ConformanceSuite, config: &str, case: &str) -> Option<
         .map(|exclusion| exclusion.reason)
 }
 
-/// The cases whose exclusions state that `config` fails, but that did not fail: `failed` are the failed ones. A case
-/// with a `*` needs one of its kind.
+/// The cases whose exclusions state that `config` fails, but that did not fail: `failed` are the
+/// failed ones. A case with a `*` needs one of its kind.
 pub fn list_outdated(suite: ConformanceSuite, config: &str, failed: &[&str]) -> Vec<&'static str> {
     let claims = all().filter(|it| it.effect == Fails && it.is_for(suite, config));
     let wrong = claims.filter(|it| !failed.iter().any(|case| fits(it.case, case)));
@@ -166,8 +166,8 @@ fn fits(pattern: &str, config: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Prevents reasons which claim that GlusterFS's own client fails, too, unless the test of its configurations
-    /// checks it.
+    /// Prevents reasons which claim that GlusterFS's own client fails, too, unless the test of its
+    /// configurations checks it.
     #[test]
     fn reasons_name_the_own_client_of_glusterfs_where_it_is_excluded() {
         for exclusion in all() {

@@ -148,7 +148,8 @@ pub struct SuiteRow {
 }
 
 impl SuiteRow {
-    /// The excluded cases that did not fail, so that their reasons are [`outdated`](exclusions::list_outdated).
+    /// The excluded cases that did not fail, so that their reasons are
+    /// [`outdated`](exclusions::list_outdated).
     pub fn list_outdated(&self) -> Vec<&'static str> {
         let failed: Vec<&str> = self.tally.failed.iter().map(|(case, _)| case.as_str()).collect();
         exclusions::list_outdated(self.suite, self.config, &failed)
@@ -174,8 +175,8 @@ impl fmt::Display for SuiteRow {
     }
 }
 
-/// The heading of the table of [`SuiteRow`]s. `known` counts failures that also occur on native ext4 or
-/// are in the table of exclusions.
+/// The heading of the table of [`SuiteRow`]s. `known` counts failures that also occur on native
+/// ext4 or are in the table of exclusions.
 pub const HEAD: &str = "suite      configuration              passed failed skipped  known    time";
 
 /// Runs `suite` on native ext4 and on `configs`. Calls `seen` for each row when it is complete.
@@ -192,8 +193,8 @@ pub fn run(
     run_by_clients(suite, configs, (1, quick), seen)
 }
 
-/// Runs the suite like [`run`], by `clients` clients of one server at once, each in a directory of its own. Native ext4
-/// has one.
+/// Runs the suite like [`run`], by `clients` clients of one server at once, each in a directory of
+/// its own. Native ext4 has one.
 ///
 /// # Errors
 ///
@@ -278,8 +279,8 @@ pub fn posix_cases(dir: &Path, config: &str) {
     });
 }
 
-/// Runs them in such a process. For a run it must be this program in a release build: in a debug build of
-/// `rustix`, the numbers of system calls cannot be read, so that none is served.
+/// Runs them in such a process. For a run it must be this program in a release build: in a debug
+/// build of `rustix`, the numbers of system calls cannot be read, so that none is served.
 fn posix_apart(stage: &MountedStage) -> Result<SuiteTally> {
     let mut command = stage.command(&std::env::current_exe()?)?;
     command.arg("--cases").arg(stage.path()).arg(stage.config().name);

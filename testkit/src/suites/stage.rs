@@ -26,11 +26,12 @@ pub enum ConfigBackend {
     Gluster(&'static str),
     /// GlusterFS's own client on this volume, on servers of its own. It is measured beside ours.
     NativeGluster(&'static str),
-    /// `defuse mount shared:` of a server of this source. `SOURCE` in it stands for a directory of ext4, and `IMAGE` for
-    /// a new image of uhs.
+    /// `defuse mount shared:` of a server of this source. `SOURCE` in it stands for a directory of
+    /// ext4, and `IMAGE` for a new image of uhs.
     Shared(&'static str),
-    /// `defuse run` with such a source; `gluster:` has servers of its own, and `shared:` one of the source that follows. There
-    /// is no mount; each program of a suite has the files in its own process.
+    /// `defuse run` with such a source; `gluster:` has servers of its own, and `shared:` one of the
+    /// source that follows. There is no mount; each program of a suite has the files in its own
+    /// process.
     Run(&'static str),
 }
 
@@ -68,7 +69,8 @@ impl StageConfig {
         self.source().is_some_and(|(_, is_shared)| is_shared)
     }
 
-    /// The source, with `SOURCE` and `IMAGE`, and true if a server serves the source; `None` for ext4 itself.
+    /// The source, with `SOURCE` and `IMAGE`, and true if a server serves the source; `None` for
+    /// ext4 itself.
     fn source(&self) -> Option<(String, bool)> {
         let (text, is_shared) = match self.backend {
             ConfigBackend::Native => return None,
@@ -228,8 +230,8 @@ impl MountedStage {
         Ok(stage)
     }
 
-    /// `count` clients of one server of `config`, each with a directory of its own. The last of them has the server, so that
-    /// it must be dropped after the others.
+    /// `count` clients of one server of `config`, each with a directory of its own. The last of
+    /// them has the server, so that it must be dropped after the others.
     ///
     /// # Errors
     ///
@@ -344,7 +346,8 @@ impl MountedStage {
         matches!(self.config.backend, Run(_))
     }
 
-    /// A program that has the files at [`path`](MountedStage::path). It is killed after five minutes.
+    /// A program that has the files at [`path`](MountedStage::path). It is killed after five
+    /// minutes.
     ///
     /// # Errors
     ///

@@ -73,7 +73,8 @@ impl ClientWorld {
         self.check_data(node, look.without_delay(), words)
     }
 
-    /// True if a look may have found a directory at a name that had a name in the other directory before.
+    /// True if a look may have found a directory at a name that had a name in the other directory
+    /// before.
     pub fn has_moved(&self, at: NameNumber, look: ClientLook) -> bool {
         let mut found = self.names[at].visible_values(look).flatten();
         found.any(|&node| {
@@ -104,11 +105,12 @@ impl ClientWorld {
         }
     }
 
-    /// The answer to `list` for a directory: its names, with inodes that some name has had. A server that answers a
-    /// look while it carries a change out may list the name with the inode of the former file and the kind of the new
-    /// one, also to GlusterFS's own client, until a client looks at the name again, and a renaming takes that along to
-    /// the new name. GlusterFS's own client (`is_native`) also lists inodes of a brick's own file system, whose numbers
-    /// are small.
+    /// The answer to `list` for a directory: its names, with inodes that some name has had. A
+    /// server that answers a look while it carries a change out may list the name with the inode of
+    /// the former file and the kind of the new one, also to GlusterFS's own client, until a client
+    /// looks at the name again, and a renaming takes that along to the new name. GlusterFS's own
+    /// client (`is_native`) also lists inodes of a brick's own file system, whose numbers are
+    /// small.
     pub fn check_list(
         &self,
         dir: usize,
@@ -116,7 +118,8 @@ impl ClientWorld {
         (answer, is_native): (&OperationAnswer, bool),
     ) -> Result<(), String> {
         let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
-        // Then a name may be in it twice: bricks order the names of a directory by the times of renamings.
+        // Then a name may be in it twice: bricks order the names of a directory by the times of
+        // renamings.
         let is_changing = (dir * NAMES..(dir + 1) * NAMES)
             .any(|at| self.names[at].visible_values(look.without_delay()).count() > 1);
         let mut listed = [false; NAMES];

@@ -1,4 +1,5 @@
-//! The clients of one volume: mounts of this program, one of GlusterFS's own client, and a program in a run.
+//! The clients of one volume: mounts of this program, one of GlusterFS's own client, and a program
+//! in a run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -80,8 +81,8 @@ impl ComparedClient {
         ComparedClient { name, promise, dir, way, slow: Mutex::default() }
     }
 
-    /// Carries out an operation in words of [`FileAgent`]: the words of its answer, or the number of its error. `@` is the
-    /// directory of the client.
+    /// Carries out an operation in words of [`FileAgent`]: the words of its answer, or the number
+    /// of its error. `@` is the directory of the client.
     pub fn call(&self, words: &str) -> Result<Vec<String>, i32> {
         let line = words.replace('@', &self.dir);
         let begun = Instant::now();
@@ -103,8 +104,9 @@ impl ComparedClient {
         Ok(answer?.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// The time after which a look that began at `begun` must know of a change by another client. A client may keep an
-    /// answer for the promised time, which was on its way for as long as its call took, on a machine with other work.
+    /// The time after which a look that began at `begun` must know of a change by another client. A
+    /// client may keep an answer for the promised time, which was on its way for as long as its
+    /// call took, on a machine with other work.
     pub fn promise(&self, begun: Instant) -> Duration {
         let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = slow.iter().filter(|(ended, took)| *ended + 2 * self.promise + *took >= begun);

@@ -1,4 +1,5 @@
-//! A directory from its creation to its removal: changes by clients in turn, looks by all of them all the time.
+//! A directory from its creation to its removal: changes by clients in turn, looks by all of them
+//! all the time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,8 @@ pub struct EpisodeCounts {
     pub left_out: AtomicU64,
     /// Looks that found a former state, as promised.
     pub late: AtomicU64,
-    /// Looks that the kernel refused, because it had to move a directory in its tree during a renaming.
+    /// Looks that the kernel refused, because it had to move a directory in its tree during a
+    /// renaming.
     pub moved: AtomicU64,
     /// Episodes that ended with a renaming which the servers refuse to every client.
     pub refused: AtomicU64,
@@ -40,7 +42,8 @@ pub struct ClientEpisode<'a> {
     counts: &'a EpisodeCounts,
     world: Mutex<ClientWorld>,
     held: Mutex<Vec<EpisodeFile>>,
-    /// The servers refuse a change of the model to every client, so that nothing can be compared from then on.
+    /// The servers refuse a change of the model to every client, so that nothing can be compared
+    /// from then on.
     refused: AtomicBool,
     /// The changes so far, for errors.
     log: Mutex<Vec<(Instant, String)>>,
@@ -184,8 +187,9 @@ impl<'a> ClientEpisode<'a> {
         Ok(true)
     }
 
-    /// Carries a change out. Another look of the same client, which began before the last change, may have brought the former
-    /// state back, with which the kernel refuses the change for as long as is promised.
+    /// Carries a change out. Another look of the same client, which began before the last change,
+    /// may have brought the former state back, with which the kernel refuses the change for as long
+    /// as is promised.
     fn carry_out(&self, client: usize, words: &str, last: Instant) -> OperationAnswer {
         loop {
             let begun = Instant::now();
@@ -197,9 +201,9 @@ impl<'a> ClientEpisode<'a> {
         }
     }
 
-    /// True if GlusterFS's own client may not carry a change out either. A brick of a distributed volume that answered a look during the
-    /// removal of a name remembers the name, and refuses renamings to it with `EEXIST` until a client looks at that
-    /// name.
+    /// True if GlusterFS's own client may not carry a change out either. A brick of a distributed
+    /// volume that answered a look during the removal of a name remembers the name, and refuses
+    /// renamings to it with `EEXIST` until a client looks at that name.
     fn is_refused_natively(&self, words: &str) -> bool {
         let native = self.clients.iter().find(|client| client.name == "native");
         native.is_some_and(|client| client.call(words) == Err(libc::EEXIST))
@@ -299,7 +303,8 @@ impl<'a> ClientEpisode<'a> {
         })
     }
 
-    /// Lists a directory, and looks at each name, of which the client may have learned from the listing.
+    /// Lists a directory, and looks at each name, of which the client may have learned from the
+    /// listing.
     fn list_all(&self, client: usize, dir: usize) -> Result<(), String> {
         self.list(client, dir)?;
         (dir * NAMES..(dir + 1) * NAMES).try_for_each(|at| self.look_at(client, at).map(drop))
@@ -315,8 +320,9 @@ impl<'a> ClientEpisode<'a> {
         })
     }
 
-    /// Calls a client, on a name or on an open file, and checks the answer. Calls again if the servers have not
-    /// notified any client of a change, which the first look after the promised time discovers.
+    /// Calls a client, on a name or on an open file, and checks the answer. Calls again if the
+    /// servers have not notified any client of a change, which the first look after the promised
+    /// time discovers.
     fn ask<T>(
         &self,
         client: usize,
@@ -343,9 +349,9 @@ impl<'a> ClientEpisode<'a> {
         checked
     }
 
-    /// The answer of a client to a look. The kernel refuses a name of a directory with `ESTALE` if it knows the directory
-    /// by a name in another one, and another thread renames something on the same mount (`__d_unalias`): the client
-    /// repeats its call then.
+    /// The answer of a client to a look. The kernel refuses a name of a directory with `ESTALE` if
+    /// it knows the directory by a name in another one, and another thread renames something on the
+    /// same mount (`__d_unalias`): the client repeats its call then.
     fn answer(
         &self,
         client: usize,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A look by a client: its answer was true at some time between the start of the look and its end, or a promise
-/// earlier.
+/// A look by a client: its answer was true at some time between the start of the look and its end,
+/// or a promise earlier.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLook {
     /// The client.
@@ -30,7 +30,8 @@ struct FactVersion<T> {
     until: Option<(Instant, usize)>,
 }
 
-/// The values of a fact, the oldest first. While a change runs, the value before and after it are both true.
+/// The values of a fact, the oldest first. While a change runs, the value before and after it are
+/// both true.
 #[derive(Debug)]
 pub struct FactHistory<T>(Vec<FactVersion<T>>);
 

@@ -1,4 +1,5 @@
-//! The model of a directory that several clients change: two directories in it with a few names each.
+//! The model of a directory that several clients change: two directories in it with a few names
+//! each.
 
 use std::time::Instant;
 
@@ -36,7 +37,8 @@ pub struct WorldNode {
     bytes: Vec<u8>,
     /// Number of open files.
     held: usize,
-    /// Names of the file that a renaming has replaced. The servers refuse to link the file there again.
+    /// Names of the file that a renaming has replaced. The servers refuse to link the file there
+    /// again.
     replaced: Vec<NameNumber>,
 }
 
@@ -224,7 +226,8 @@ impl ClientWorld {
                     self.leave(*to, now);
                 }
                 let node = self.node(*from).unwrap();
-                // GlusterFS makes another link for a moment if another brick has to find the file by the new name.
+                // GlusterFS makes another link for a moment if another brick has to find the file
+                // by the new name.
                 let links = *self.nodes[node].links.latest_value();
                 self.nodes[node].links.begin(links + 1, now);
                 self.nodes[node].links.begin(links, now);

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 16;
 
-/// Rounds until a writer begins again at the start of its file, so that nothing hides a block that was lost before.
+/// Rounds until a writer begins again at the start of its file, so that nothing hides a block that
+/// was lost before.
 pub const LONG: u64 = 4096;
 
 /// Running writers, each of which has a file of its own.
@@ -181,7 +182,8 @@ impl WriterResult {
         &self.name
     }
 
-    /// Reads the file in `dir`: each block has a version that was written, and none that is older than acknowledged.
+    /// Reads the file in `dir`: each block has a version that was written, and none that is older
+    /// than acknowledged.
     pub fn is_in(&self, dir: &Path) {
         let file = File::open(dir.join(&self.name)).unwrap();
         for (block, &(acknowledged, last)) in self.blocks.iter().enumerate() {

@@ -15,7 +15,8 @@ pub use load::{CallerThreads, LONG, WriterLoad, WriterResult};
 /// Seconds without an answer after which GlusterFS gives up a connection.
 pub const PING: &str = "4";
 
-/// A time after which something hangs. GlusterFS's own limits are below, but the machine may be loaded.
+/// A time after which something hangs. GlusterFS's own limits are below, but the machine may be
+/// loaded.
 pub const HANGS: Duration = Duration::from_secs(40);
 
 pub fn time_run<T>(what: &str, run: impl FnOnce() -> T) -> T {

@@ -19,8 +19,9 @@ use crate::served::{TestServer, context, read};
 const PATHS: [&[u8]; 8] =
     [b"a", b"b", b"c", b"\xff\xfe", b"a/b", b"b/a", b"c/a longer name", b"a/a/b"];
 
-/// A client, chosen by chance, makes each operation. Every client knows every inode, and has every file open. A file
-/// that is made without a name belongs to the first client only, until it has a name.
+/// A client, chosen by chance, makes each operation. Every client knows every inode, and has every
+/// file open. A file that is made without a name belongs to the first client only, until it has a
+/// name.
 pub struct SpreadClients {
     clients: Vec<Arc<RemoteClient>>,
     random: Mutex<fastrand::Rng>,
@@ -123,7 +124,8 @@ impl SpreadClients {
         others.map(|(_, client)| &**client)
     }
 
-    /// The other clients find the file that `of` made or found, and a walk that uses their caches finds the same file.
+    /// The other clients find the file that `of` made or found, and a walk that uses their caches
+    /// finds the same file.
     fn check_known_to_all(
         &self,
         cx: &Context<'_>,
@@ -162,7 +164,8 @@ impl SpreadClients {
         }
     }
 
-    /// A walk by any client that comes to an inode by a name that it has or had finds the server's answer.
+    /// A walk by any client that comes to an inode by a name that it has or had finds the server's
+    /// answer.
     fn check_same_for_all(&self, cx: &Context<'_>, ino: Ino) {
         let places = lock(&self.places).get(&ino).cloned().unwrap_or_default();
         for (dir, text) in places {
@@ -250,8 +253,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at names, attributes, listings and data by one client until the end, while anything changes. Returns how
-/// many looks found something.
+/// Looks at names, attributes, listings and data by one client until the end, while anything
+/// changes. Returns how many looks found something.
 fn look(
     number: usize,
     client: &RemoteClient,

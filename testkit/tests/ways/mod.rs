@@ -55,7 +55,8 @@ impl TestedFile {
 }
 
 /// Runs `test` on `/file` of a file system that `make` makes, through each frontend: the in-process
-/// client, the socket and the lanes with that client in front of them, and the kernel mount over both transports.
+/// client, the socket and the lanes with that client in front of them, and the kernel mount over
+/// both transports.
 pub fn run_on_each<F: FileSystem + 'static>(
     make: impl Fn() -> Arc<F>,
     test: impl Fn(&str, &Arc<F>, &dyn Fn() -> TestedFile),

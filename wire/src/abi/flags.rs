@@ -69,8 +69,8 @@ constants! {
     FUSE_MAP_ALIGNMENT: u64 = 1 << 26;
     /// Directories may be automatic mount points.
     FUSE_SUBMOUNTS: u64 = 1 << 27;
-    /// The server clears suid, sgid and capabilities as the VFS would, so the kernel need not request
-    /// `security.capability` before each write.
+    /// The server clears suid, sgid and capabilities as the VFS would, so the kernel need not
+    /// request `security.capability` before each write.
     FUSE_HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// SETXATTR has its extended structure.
     FUSE_SETXATTR_EXT: u64 = 1 << 29;

@@ -145,7 +145,8 @@ opcodes! {
     Statx = 52, "STATX", true;
     /// `copy_file_range(2)`, replying with 64 bits.
     CopyFileRange64 = 53, "COPY_FILE_RANGE_64", true;
-    /// Several requests in one ([`chain`](crate::chain)). No kernel sends it yet; the number is the next free one.
+    /// Several requests in one ([`chain`](crate::chain)). No kernel sends it yet; the number is the
+    /// next free one.
     Compound = 54, "COMPOUND", true;
     /// Negotiate a character device.
     CuseInit = 4096, "CUSE_INIT", true;

@@ -140,7 +140,8 @@ structs! {
         size: u32,
         type_: u32,
     }
-    /// The header of an extension that consists of security contexts, in the same eight bytes as `ExtHeader`.
+    /// The header of an extension that consists of security contexts, in the same eight bytes as
+    /// `ExtHeader`.
     SecctxHeader = fuse_secctx_header {
         size: u32,
         nr_secctx: u32,

@@ -22,8 +22,9 @@ impl std::error::Error for DirBufferFull {}
 
 /// Fills a buffer with entries of READDIR or READDIRPLUS.
 ///
-/// An entry is written completely or not at all, so that the written bytes are always a valid reply. A length of 0
-/// means the end of the directory. The buffer must therefore have the requested length.
+/// An entry is written completely or not at all, so that the written bytes are always a valid
+/// reply. A length of 0 means the end of the directory. The buffer must therefore have the
+/// requested length.
 #[derive(Debug)]
 pub struct DirEncoder<'a> {
     buf: &'a mut [u8],

@@ -30,8 +30,8 @@ pub enum Notification<'a> {
         parent: u64,
         /// The name.
         name: &'a [u8],
-        /// Let the name expire and be looked up again, instead of unmounting or forgetting the tree below it. Needs
-        /// [`FUSE_HAS_EXPIRE_ONLY`].
+        /// Let the name expire and be looked up again, instead of unmounting or forgetting the tree
+        /// below it. Needs [`FUSE_HAS_EXPIRE_ONLY`].
         expire_only: bool,
     },
     /// A name was removed; watchers are notified.

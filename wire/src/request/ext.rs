@@ -35,8 +35,8 @@ impl<'a> RequestExtensions<'a> {
         self.contexts
     }
 
-    /// Supplementary groups of the caller. The kernel sends the group that equals the group of the parent directory,
-    /// for set-group-id directories.
+    /// Supplementary groups of the caller. The kernel sends the group that equals the group of the
+    /// parent directory, for set-group-id directories.
     pub fn groups(&self) -> PackedRecords<'a, u32> {
         self.groups
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: real programs on a native directory, on its mounts, and on the directory within their own
-//! process, side by side.
+//! `cargo xtask demo`: real programs on a native directory, on its mounts, and on the directory
+//! within their own process, side by side.
 //!
 //! One directory is mounted with every profile of `defuse mount passthrough:`. All targets thus use
 //! the same files of the same lower file system, whose cache is warm. Every round makes new mounts,
@@ -67,7 +67,8 @@ pub struct DemoArgs {
     /// Directory for the files during the demo [default: the directory of temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Directory of the results, demo.json and demo.svg [default: `demo` in cargo's target directory]
+    /// Directory of the results, demo.json and demo.svg [default: `demo` in cargo's target
+    /// directory]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

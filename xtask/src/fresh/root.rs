@@ -26,7 +26,8 @@ const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Their path in the root, which has certificates of its own.
 const OUR_CERTIFICATES: &str = "/opt/certificates.crt";
 
-/// Creates the directory `root` in `place`, with the essential packages of `release` and what `options` of mmdebstrap(1) add.
+/// Creates the directory `root` in `place`, with the essential packages of `release` and what
+/// `options` of mmdebstrap(1) add.
 pub fn bootstrap(
     children: &ChildPrograms,
     release: &DebianRelease,

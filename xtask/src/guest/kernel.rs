@@ -1,4 +1,5 @@
-//! Debian's kernel and its modules, from a package that is unpacked below the directory of build results and not installed.
+//! Debian's kernel and its modules, from a package that is unpacked below the directory of build
+//! results and not installed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,8 @@ use crate::command;
 /// The package that depends on the kernel of the release.
 pub const PACKAGE: &str = "linux-image-amd64";
 
-/// The variable that names a directory with another kernel: `boot/vmlinuz-VERSION` and `lib/modules/VERSION`.
+/// The variable that names a directory with another kernel: `boot/vmlinuz-VERSION` and
+/// `lib/modules/VERSION`.
 const OTHER: &str = "DEFUSE_GUEST_KERNEL";
 
 /// A kernel that is unpacked.
@@ -24,7 +26,8 @@ pub struct UnpackedKernel {
 }
 
 impl UnpackedKernel {
-    /// The kernel of this release, which is downloaded unless it is in `dir`; or the kernel in [`OTHER`].
+    /// The kernel of this release, which is downloaded unless it is in `dir`; or the kernel in
+    /// [`OTHER`].
     pub fn get(dir: &Path) -> Result<UnpackedKernel> {
         if let Some(root) = std::env::var_os(OTHER) {
             return UnpackedKernel::find_below(root.into());
@@ -47,7 +50,8 @@ impl UnpackedKernel {
         Ok(kernel)
     }
 
-    /// The kernel that `make` and `make modules_install INSTALL_MOD_PATH=ROOT` have left, with its image in `boot`.
+    /// The kernel that `make` and `make modules_install INSTALL_MOD_PATH=ROOT` have left, with its
+    /// image in `boot`.
     fn find_below(root: PathBuf) -> Result<UnpackedKernel> {
         let versions = root.join("lib/modules");
         let names = fs::read_dir(&versions).with_context(|| versions.display().to_string())?;
@@ -94,8 +98,8 @@ impl UnpackedKernel {
         Ok(names.iter().copied().filter(|name| known.find(name).is_some()).collect())
     }
 
-    /// The modules `names` with all that they need, in the order in which they are loaded: names and contents. Those
-    /// that are a part of the kernel are left out.
+    /// The modules `names` with all that they need, in the order in which they are loaded: names
+    /// and contents. Those that are a part of the kernel are left out.
     pub fn with_needed(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let read = |name: &str| fs::read_to_string(self.modules().join(name));
         let (needs, builtin) = (read("modules.dep")?, read("modules.builtin")?);
@@ -139,7 +143,8 @@ impl<'a> ModuleDependencies<'a> {
         self.0.get(name)
     }
 
-    /// Adds the path of a module after those that it needs. depmod(8) lists all of them, the last one first.
+    /// Adds the path of a module after those that it needs. depmod(8) lists all of them, the last
+    /// one first.
     fn visit(&self, name: &str, order: &mut Vec<&'a str>) -> Result<()> {
         let Some((path, needs)) = self.find(name) else { bail!("the kernel has no module {name}") };
         for path in needs.iter().rev().chain([path]) {

@@ -1,4 +1,5 @@
-//! A machine of QEMU: two NVMe controllers behind an IOMMU, a port on which the guest reports, and the control of QEMU itself.
+//! A machine of QEMU: two NVMe controllers behind an IOMMU, a port on which the guest reports, and
+//! the control of QEMU itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -56,8 +57,8 @@ pub enum GuestLine {
 }
 
 impl GuestMachine {
-    /// Boots the guest for the job that is the first word of `line`, which may take `limit`. All of `line` is on the
-    /// command line of the kernel.
+    /// Boots the guest for the job that is the first word of `line`, which may take `limit`. All of
+    /// `line` is on the command line of the kernel.
     pub fn boot(files: &MachineFiles, line: &str, limit: Duration) -> Result<GuestMachine> {
         let job = line.split(' ').next().unwrap_or(line);
         let control = files.dir.join("control");
@@ -116,7 +117,8 @@ impl GuestMachine {
         self.control("device_del", json!({ "id": "nvme0" }))
     }
 
-    /// Puts the first controller into its slot again. The former one leaves it a moment after the guest has let it go.
+    /// Puts the first controller into its slot again. The former one leaves it a moment after the
+    /// guest has let it go.
     pub fn put_in(&self) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -189,7 +191,8 @@ impl Drop for GuestMachine {
 }
 
 fn arguments(files: &MachineFiles, job: &str, control: &Path, console: &Path) -> Vec<String> {
-    // Without `iommu=pt` the kernel's own driver would pay for mappings that this comparison is not about.
+    // Without `iommu=pt` the kernel's own driver would pay for mappings that this comparison is not
+    // about.
     let line = format!("console=ttyS0 loglevel=5 intel_iommu=on iommu=pt panic=-1 job={job}");
     let text = "-nodefaults -no-user-config -display none -no-reboot -accel tcg,thread=multi -smp 2 -m 1G \
         -machine q35 -cpu max,la57=off -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -device intel-iommu,intremap=on";
@@ -234,7 +237,8 @@ fn controller(at: usize) -> Value {
     })
 }
 
-/// The meaning of a line: `None` for what is only shown, and the name of a check that failed as an error.
+/// The meaning of a line: `None` for what is only shown, and the name of a check that failed as an
+/// error.
 fn parse(line: &str) -> Option<Result<GuestLine, String>> {
     let (word, rest) = line.strip_prefix('@')?.split_once(' ').unwrap_or((line.get(1..)?, ""));
     let (first, second) = rest.split_once(' ').unwrap_or((rest, ""));

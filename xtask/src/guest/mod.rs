@@ -1,7 +1,9 @@
-//! `cargo xtask test nvme-guest`: the NVMe driver in a guest of QEMU, by vfio-pci and behind an IOMMU.
+//! `cargo xtask test nvme-guest`: the NVMe driver in a guest of QEMU, by vfio-pci and behind an
+//! IOMMU.
 //!
-//! The guest has Debian's kernel, an initial file system that is made here, and two controllers. QEMU interprets its code (TCG), so
-//! that this needs no rights and no virtualization. `init.sh` is what the guest does; it reports line by line.
+//! The guest has Debian's kernel, an initial file system that is made here, and two controllers.
+//! QEMU interprets its code (TCG), so that this needs no rights and no virtualization. `init.sh` is
+//! what the guest does; it reports line by line.
 
 mod archive;
 mod kernel;
@@ -40,7 +42,8 @@ pub const KERNEL: &str = kernel::PACKAGE;
 /// Modules of the kernel.
 const MODULES: &[&str] = &["nvme", "vfio_pci", "fuse", "ext4", "xfs", "f2fs"];
 
-/// Modules that some kernels lack: those by which file systems compute checksums, and the IOMMU of type 1 beside iommufd.
+/// Modules that some kernels lack: those by which file systems compute checksums, and the IOMMU of
+/// type 1 beside iommufd.
 const OPTIONAL: &[&str] = &["crc32c_generic", "crc32_generic", "crc32c_intel", "vfio_iommu_type1"];
 
 /// Power cuts, each of a new file system.
@@ -145,8 +148,8 @@ fn power_cut(files: &MachineFiles) -> Result<()> {
     job(files, &format!("after durable={},{}", durable[0], durable[1])).map(drop)
 }
 
-/// Runs the job that is the first word of `line`, whose further words are for the guest. Returns the values that it
-/// reports.
+/// Runs the job that is the first word of `line`, whose further words are for the guest. Returns
+/// the values that it reports.
 fn job(files: &MachineFiles, line: &str) -> Result<Vec<(String, String)>> {
     let mut machine = GuestMachine::boot(files, line, LIMIT)?;
     let name = machine.job().to_owned();

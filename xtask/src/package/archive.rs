@@ -1,4 +1,5 @@
-//! The archive for systems without a package manager that is known here: a directory with all files.
+//! The archive for systems without a package manager that is known here: a directory with all
+//! files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ use super::tree::{self, BuiltFiles, PackageLayout, PackagePart};
 use crate::command;
 use crate::install::InstallTarget;
 
-/// The paths in the archive. It may be unpacked anywhere; files that name their place name this one.
+/// The paths in the archive. It may be unpacked anywhere; files that name their place name this
+/// one.
 const LAYOUT: PackageLayout = PackageLayout {
     prefix: "/usr/local",
     libdir: "lib",

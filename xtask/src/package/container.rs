@@ -1,7 +1,8 @@
 //! The image in a container without rights: umoci(1) unpacks it, and runc(8) runs it.
 //!
-//! The container has a root directory that cannot be written, no network, no capability, a user other than root, and the filter of
-//! system calls that Podman uses by default, which the package of its settings brings.
+//! The container has a root directory that cannot be written, no network, no capability, a user
+//! other than root, and the filter of system calls that Podman uses by default, which the package
+//! of its settings brings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ const PROGRAMS: &str = include_str!("../../../testkit/src/container/programs.txt
 pub const PACKAGES: [&str; 9] =
     ["git", "python3", "sqlite3", "tar", "rsync", "make", "gcc", "libc6-dev", "vim"];
 
-/// Runs the programs on files in memory and on an image of files, in containers of the image `archive`.
+/// Runs the programs on files in memory and on an image of files, in containers of the image
+/// `archive`.
 pub fn check(archive: &Path) -> Result<()> {
     let place = tempfile::tempdir()?;
     let bundle = OciBundle::unpack(archive, place.path())?;
@@ -115,7 +117,8 @@ fn restrict(mut config: Value, filter: &Value, line: &str) -> Result<Value> {
     Ok(config)
 }
 
-/// The rules of a filter that apply to this architecture and to a process without capabilities, in the form of a runtime.
+/// The rules of a filter that apply to this architecture and to a process without capabilities, in
+/// the form of a runtime.
 fn seccomp(filter: &Value) -> Result<Value> {
     let rules = filter["syscalls"].as_array().context("the filter has no rules")?;
     let applies = |rule: &&Value| {

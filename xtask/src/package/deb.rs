@@ -1,4 +1,5 @@
-//! Packages of Debian, by dpkg-deb(1): it writes equal archives of equal files, and is on every Debian.
+//! Packages of Debian, by dpkg-deb(1): it writes equal archives of equal files, and is on every
+//! Debian.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,7 +26,8 @@ const LAYOUT: PackageLayout = PackageLayout {
 
 const ARCHITECTURE: &str = "amd64";
 
-/// The name of the package of a part. That of the library follows its SONAME, as Debian's policy has it.
+/// The name of the package of a part. That of the library follows its SONAME, as Debian's policy
+/// has it.
 pub fn name(part: PackagePart) -> &'static str {
     match part {
         PackagePart::Program => "defuse",
@@ -164,7 +166,8 @@ fn fields(part: PackagePart, facts: &ReleaseFacts, needs: &str, kibibytes: u64) 
     fields
 }
 
-/// The packages of the libraries that the program files really need, in the form of a field: what dpkg-shlibdeps(1) says.
+/// The packages of the libraries that the program files really need, in the form of a field: what
+/// dpkg-shlibdeps(1) says.
 fn needs(base: &Path, files: &[PathBuf], work: &Path) -> Result<String> {
     let objects: Vec<PathBuf> =
         files.iter().map(|file| base.join(file)).filter(|file| is_linked(file)).collect();

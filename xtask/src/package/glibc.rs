@@ -1,6 +1,8 @@
-//! The glibc for which programs are linked: that of an older Debian, from its packages, so that they run there and on all later ones.
+//! The glibc for which programs are linked: that of an older Debian, from its packages, so that
+//! they run there and on all later ones.
 //!
-//! The linker of this machine takes the start files and libraries of that release. No program of it is run, and nothing needs root.
+//! The linker of this machine takes the start files and libraries of that release. No program of it
+//! is run, and nothing needs root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -16,7 +18,8 @@ use crate::fresh::DebianRelease;
 /// The release whose glibc is 2.31, of the year 2020.
 const RELEASE: &str = "bullseye";
 
-/// Its packages for compilers: the C library, and the parts of the compiler that are linked into programs.
+/// Its packages for compilers: the C library, and the parts of the compiler that are linked into
+/// programs.
 const PACKAGES: [&str; 5] = ["libc6", "libc6-dev", "libgcc-10-dev", "libgcc-s1", "linux-libc-dev"];
 
 /// The version of its compiler.
@@ -89,7 +92,8 @@ fn find_needed_by(file: &Path) -> Result<(GlibcVersion, String)> {
     newest.with_context(|| format!("{} needs no symbol of glibc", file.display()))
 }
 
-/// Version and name in a line of a table of symbols, unless a program runs without the symbol or the file defines it.
+/// Version and name in a line of a table of symbols, unless a program runs without the symbol or
+/// the file defines it.
 fn parse_needed_symbol(line: &str) -> Option<(GlibcVersion, String)> {
     if !line.contains("*UND*") {
         return None;
@@ -145,7 +149,8 @@ fn links_for(compiler: &Path, dir: &Path) -> Result<()> {
     TargetGlibc::Old.find_needed(&[&program]).map(drop)
 }
 
-/// Makes the links below `dir` relative that lead to paths of `root`: they would lead to files of this machine.
+/// Makes the links below `dir` relative that lead to paths of `root`: they would lead to files of
+/// this machine.
 fn make_relative(root: &Path, dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type()))?;

@@ -1,4 +1,5 @@
-//! An image for containers (OCI): a minimal Debian with the package of the program, by umoci(1), without a daemon of containers.
+//! An image for containers (OCI): a minimal Debian with the package of the program, by umoci(1),
+//! without a daemon of containers.
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,8 +31,8 @@ pub const NAME: &str = "defuse";
 /// A hook of mmdebstrap(1), by which it installs packages from files of this machine.
 const LOCAL_FILES: &str = "/usr/share/mmdebstrap/hooks/file-mirror-automount";
 
-/// Makes an image with the packages of the program among `files`, and the packages `further` of Debian. It is an archive, which Podman
-/// and Docker load.
+/// Makes an image with the packages of the program among `files`, and the packages `further` of
+/// Debian. It is an archive, which Podman and Docker load.
 pub fn make(
     files: &[PathBuf],
     further: &[String],

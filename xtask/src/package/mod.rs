@@ -1,7 +1,8 @@
 //! `cargo xtask package`: packages of Debian, packages for rpm, and an archive, of one build.
 //!
-//! The packages of equal builds are equal: files have the time of the last commit, sorted names and fixed owners. The build replaces
-//! the paths of this machine in its files, so that builds in other directories are equal, too.
+//! The packages of equal builds are equal: files have the time of the last commit, sorted names and
+//! fixed owners. The build replaces the paths of this machine in its files, so that builds in other
+//! directories are equal, too.
 
 mod archive;
 mod container;
@@ -109,7 +110,8 @@ pub fn run(args: &PackageArgs) -> Result<()> {
     args.trials.iter().try_for_each(|release| trial::try_on(release, &files))
 }
 
-/// Keeps the symbols for debuggers, which are in no package. They are of the build id that a program has.
+/// Keeps the symbols for debuggers, which are in no package. They are of the build id that a
+/// program has.
 fn keep_symbols(built: &BuiltFiles, facts: &ReleaseFacts, to: &Path) -> Result<()> {
     for program in [&built.program, &built.study] {
         let name = program.file_name().unwrap_or_default().to_string_lossy();

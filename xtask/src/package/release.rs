@@ -38,7 +38,8 @@ pub struct ReleaseFacts {
 }
 
 impl ReleaseFacts {
-    /// The facts of the checkout. A commit without a tag of its version is an earlier version than the release.
+    /// The facts of the checkout. A commit without a tag of its version is an earlier version than
+    /// the release.
     pub fn from_checkout() -> Result<ReleaseFacts> {
         let last = |format: &str| git(&["log", "-1", &format!("--format={format}")]);
         let time: u64 = last("%ct")?.parse().context("the time of the last commit")?;

@@ -1,4 +1,5 @@
-//! Packages for rpm(8), by rpmbuild(8): it finds what the programs need, with the versions of glibc's symbols.
+//! Packages for rpm(8), by rpmbuild(8): it finds what the programs need, with the versions of
+//! glibc's symbols.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,7 +28,8 @@ fn name(part: PackagePart) -> &'static str {
         PackagePart::Study => "defuse-study",
         PackagePart::Library => "libdefuse0",
         PackagePart::Development => "libdefuse-devel",
-        // Distributions with rpm have a directory of modules for each version of Python: there is the wheel.
+        // Distributions with rpm have a directory of modules for each version of Python: there is
+        // the wheel.
         PackagePart::Python => "python3-defuse-fs",
     }
 }

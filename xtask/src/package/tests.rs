@@ -40,7 +40,8 @@ fn compile(dir: &Path, text: &str, options: &[&str], name: &str) -> PathBuf {
     to
 }
 
-/// The files of a build. The manual is that of the program, if the tests of all crates have built it.
+/// The files of a build. The manual is that of the program, if the tests of all crates have built
+/// it.
 fn stand_ins(dir: &Path) -> BuiltFiles {
     let program = compile(dir, PROGRAM, &["-g", "-pthread"], "defuse");
     let study = compile(dir, PROGRAM, &["-g", "-pthread"], "defuse-study");
@@ -240,7 +241,8 @@ fn archive(place: &Path, built: &BuiltFiles, made: &[PathBuf]) {
     );
 }
 
-/// The most that systemd-analyze(1) may find, in tenths: a mount must be seen by others, so that its unit has no namespace for mounts.
+/// The most that systemd-analyze(1) may find, in tenths: a mount must be seen by others, so that
+/// its unit has no namespace for mounts.
 const EXPOSURE: [(&str, u32); 2] = [("defuse@.service", 58), ("defuse-manager.service", 52)];
 
 #[test]

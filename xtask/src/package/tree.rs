@@ -15,13 +15,15 @@ use crate::library::{LibraryInstall, VERSION};
 pub struct BuiltFiles {
     pub program: PathBuf,
     pub study: PathBuf,
-    /// The library for programs of a run. Its bytes are those that the program carries: another one would not be loaded.
+    /// The library for programs of a run. Its bytes are those that the program carries: another one
+    /// would not be loaded.
     pub preload: PathBuf,
     /// libdefuse.a.
     pub library: PathBuf,
     /// The module for Python.
     pub module: PathBuf,
-    /// Programs that print the manual pages and completions: those of the build, unless tests have smaller ones.
+    /// Programs that print the manual pages and completions: those of the build, unless tests have
+    /// smaller ones.
     pub printers: [PathBuf; 2],
     /// The C compiler, which links libdefuse.so.
     pub compiler: PathBuf,
@@ -44,7 +46,8 @@ impl BuiltFiles {
 }
 
 impl BuiltFiles {
-    /// Checks that the files are of one build: the program would load no other library than the one that it carries.
+    /// Checks that the files are of one build: the program would load no other library than the one
+    /// that it carries.
     pub fn check(&self) -> Result<()> {
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
         let (program, library) = (read(&self.program)?, read(&self.preload)?);
@@ -123,7 +126,8 @@ pub struct PackageLayout {
     pub prefix: &'static str,
     /// The directory of libraries, below the prefix.
     pub libdir: &'static str,
-    /// The mode of shared libraries. Debian wants them not executable, and rpm finds the needs of executable files only.
+    /// The mode of shared libraries. Debian wants them not executable, and rpm finds the needs of
+    /// executable files only.
     pub library_mode: u32,
     /// Manual pages are compressed.
     pub compressed: bool,
@@ -131,7 +135,8 @@ pub struct PackageLayout {
     pub doc: Option<&'static str>,
 }
 
-/// Puts the files of `part` into the directory `base`, which stands for the prefix. `name` is the package's.
+/// Puts the files of `part` into the directory `base`, which stands for the prefix. `name` is the
+/// package's.
 pub fn fill(
     base: &Path,
     part: PackagePart,
@@ -180,7 +185,8 @@ pub fn fill(
     Ok(())
 }
 
-/// Puts the package for Python into a directory of modules, with the description by which programs find its entry points.
+/// Puts the package for Python into a directory of modules, with the description by which programs
+/// find its entry points.
 fn module(to: &Path, module: &Path) -> Result<()> {
     let (at, python) = (InstallTarget::for_package(to), command::root().join("python"));
     strip(module, &to.join("defuse_fs/_core.abi3.so"), &["--strip-unneeded"], 0o644)?;

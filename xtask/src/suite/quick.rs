@@ -1,7 +1,9 @@
-//! `cargo xtask test --quick`: the checks to run after each change of a crate, in about three minutes.
+//! `cargo xtask test --quick`: the checks to run after each change of a crate, in about three
+//! minutes.
 //!
-//! Formatting, structure and warnings of the whole workspace come first. Then the tests of the changed crates run, and after
-//! them test programs of the crates that depend on those, the shortest first, as long as there is time.
+//! Formatting, structure and warnings of the whole workspace come first. Then the tests of the
+//! changed crates run, and after them test programs of the crates that depend on those, the
+//! shortest first, as long as there is time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -59,7 +61,8 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
             left_out.push(program);
             continue;
         }
-        // All of the workspace, so that dependencies have the features that they have in step `test`.
+        // All of the workspace, so that dependencies have the features that they have in step
+        // `test`.
         let mut cargo = command::cargo();
         cargo.env("DEFUSE_PROGRAM", &built);
         result = parts.run_tests(cargo.args(["test", "--workspace", "--test", program]));
@@ -70,7 +73,8 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     result
 }
 
-/// Builds the program that tests start, as step `test` does. Tests of other packages would each build another one.
+/// Builds the program that tests start, as step `test` does. Tests of other packages would each
+/// build another one.
 fn build_program(packages: &[CargoPackage]) -> Result<PathBuf> {
     let program = packages.iter().find(|package| package.name == "defuse");
     let test =
@@ -121,8 +125,8 @@ fn dependents<'a>(packages: &'a [CargoPackage], on: &[&CargoPackage]) -> Vec<&'a
     }
 }
 
-/// Files that differ from the last commit, with new ones, relative to the root of the project. The files of the last
-/// commit if none differs.
+/// Files that differ from the last commit, with new ones, relative to the root of the project. The
+/// files of the last commit if none differs.
 fn find_changed_files() -> Result<Vec<PathBuf>> {
     let git = |arguments: &[&str]| {
         command::output(Command::new("git").current_dir(command::root()).args(arguments))

@@ -43,8 +43,9 @@ pub struct TestStep {
     pub env: &'static [(&'static str, &'static str)],
     /// The action.
     pub run: StepAction,
-    /// Begins a build of the step that takes long, in a directory of its own and at the lowest priority, when the tests of all crates
-    /// have ended: the steps in between wait for mounts and timers most of their time.
+    /// Begins a build of the step that takes long, in a directory of its own and at the lowest
+    /// priority, when the tests of all crates have ended: the steps in between wait for mounts and
+    /// timers most of their time.
     pub ahead: Option<fn() -> Result<Child>>,
 }
 
@@ -300,7 +301,8 @@ pub const STEPS: &[TestStep] = &[
         "shuttle",
         "the worker pool under the schedules of shuttle",
         &[],
-        // All of the workspace, so that dependencies have the features that they have in step `test`.
+        // All of the workspace, so that dependencies have the features that they have in step
+        // `test`.
         &["test", "--workspace", "--features", "defuse-session/shuttle", "--test", "shuttle"],
     ),
     TestStep {

@@ -1,4 +1,5 @@
-//! Times of test programs: the table at the end of a run, and the record by which `--quick` chooses.
+//! Times of test programs: the table at the end of a run, and the record by which `--quick`
+//! chooses.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,7 +35,8 @@ impl RecordedTimes {
         self.seconds.get(program).map(|seconds| Duration::from_secs_f64(seconds.max(0.0)))
     }
 
-    /// Adds the times of a run, and writes the record. Programs of one name, which cargo starts together, have one time.
+    /// Adds the times of a run, and writes the record. Programs of one name, which cargo starts
+    /// together, have one time.
     pub fn add(&mut self, times: &[ProgramTime]) -> Result<()> {
         for time in times {
             self.seconds.remove(&time.program);

@@ -19,7 +19,8 @@ struct DescribedKind {
     name: String,
 }
 
-/// All kinds that backends describe: `pub static ITEM: SourceDescription<...>`, with `name: "..."` after it.
+/// All kinds that backends describe: `pub static ITEM: SourceDescription<...>`, with `name: "..."`
+/// after it.
 fn described_kinds() -> Vec<DescribedKind> {
     let mut found = Vec::new();
     for package in packages().into_iter().filter(|package| package.folder != "fs") {

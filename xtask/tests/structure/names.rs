@@ -70,8 +70,8 @@ fn a_definition_is_found_in_its_line() {
     }
 }
 
-/// Participles and words of place or time, which say nothing of what a function does. Words that end in
-/// `ed` are refused by their end.
+/// Participles and words of place or time, which say nothing of what a function does. Words that
+/// end in `ed` are refused by their end.
 const NO_VERBS: &[&str] = &[
     "after",
     "around",
@@ -125,7 +125,8 @@ const NO_VERBS: &[&str] = &[
 /// crate, or of a callback in C.
 const VERBS: &[&str] = &["done", "elapsed", "enabled", "speed", "succeed", "unchecked", "zeroed"];
 
-/// Words that the project had for things with a name in the field: docs/glossary.md has these names.
+/// Words that the project had for things with a name in the field: docs/glossary.md has these
+/// names.
 const METAPHORS: &[&str] = &[
     "bell", "clerk", "desk", "door", "doors", "heir", "heirs", "mender", "seat", "seats", "teller",
     "told",

@@ -1,9 +1,9 @@
 //! The messages of servers that have arrived in libgfapi.
 //!
-//! This process polls for them. With a callback in place of polling, libgfapi makes a task with a stack of 2 MiB for
-//! each message, on the threads that receive the answers of servers. While another client wrote to files that this one
-//! knows, these threads fell behind on a busy machine: each answer of a server waited for minutes behind messages of
-//! the same server.
+//! This process polls for them. With a callback in place of polling, libgfapi makes a task with a
+//! stack of 2 MiB for each message, on the threads that receive the answers of servers. While
+//! another client wrote to files that this one knows, these threads fell behind on a busy machine:
+//! each answer of a server waited for minutes behind messages of the same server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::volume::{VolumeConnection, check, extract};
 /// `GLFS_UPCALL_INODE_INVALIDATE`.
 const INVALIDATE: i32 = 1;
 
-/// Bits of the flags in a message: the name of a file has changed, its number of names has changed, or the servers have
-/// forgotten the file.
+/// Bits of the flags in a message: the name of a file has changed, its number of names has changed,
+/// or the servers have forgotten the file.
 pub const NAME_CHANGED: u64 = 0x1 | 0x80 | 0x100 | 0x200;
 
-/// Time between two polls: while messages arrive, the longest while none arrive, and the longest after neither messages
-/// nor requests have come for [`IDLE_AFTER`]. The last is half of the time within which changes by other clients become
-/// visible.
+/// Time between two polls: while messages arrive, the longest while none arrive, and the longest
+/// after neither messages nor requests have come for [`IDLE_AFTER`]. The last is half of the time
+/// within which changes by other clients become visible.
 const SOON: Duration = Duration::from_millis(5);
 const LATEST: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_millis(500);
@@ -31,7 +31,8 @@ const IDLE: Duration = Duration::from_millis(500);
 /// Time after which no user is waiting for the change of another client.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
-/// Maximum number of messages that are taken before a pause. Another client may cause any number of them.
+/// Maximum number of messages that are taken before a pause. Another client may cause any number of
+/// them.
 const IN_A_ROW: usize = 1 << 14;
 
 /// Puts messages of servers into `inbox` until it ends.
@@ -65,9 +66,9 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
     }
 }
 
-/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call
-/// on. A server sends its messages before its later answers, so that messages about a file are here if they were sent
-/// before the last answer.
+/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages
+/// from the first call on. A server sends its messages before its later answers, so that messages
+/// about a file are here if they were sent before the last answer.
 ///
 /// # Errors
 ///
@@ -75,8 +76,8 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
 pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usize> {
     let (library, _turn) = (volume.library(), inbox.lock_polling());
     for count in 0..IN_A_ROW {
-        // The pointer stays unchanged if there is no message. libgfapi replaces it by null for a message about an inode
-        // that this client does not know.
+        // The pointer stays unchanged if there is no message. libgfapi replaces it by null for a
+        // message about an inode that this client does not know.
         let mut none = 0_u8;
         let none: *mut GlfsUpcall = (&raw mut none).cast();
         let mut message = none;
@@ -99,7 +100,8 @@ pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usi
 /// Puts the inodes of a message into the inbox.
 // SAFETY: the message is valid.
 unsafe fn put(library: &GfapiLibrary, message: *mut GlfsUpcall, inbox: &UpcallInbox) {
-    // SAFETY: the message is valid, and an invalidation of an inode. The objects in it live as long as the message.
+    // SAFETY: the message is valid, and an invalidation of an inode. The objects in it live as long
+    // as the message.
     unsafe {
         if (library.glfs_upcall_get_reason)(message) != INVALIDATE {
             return;

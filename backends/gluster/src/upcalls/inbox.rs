@@ -33,8 +33,8 @@ pub struct UpcallInbox {
     ended: Condvar,
     /// Number of messages.
     count: AtomicU64,
-    /// The last message about any inode of a place. An inode that shares its place with a changed one counts as
-    /// changed, which is correct but unnecessary.
+    /// The last message about any inode of a place. An inode that shares its place with a changed
+    /// one counts as changed, which is correct but unnecessary.
     places: [AtomicU64; PLACES],
     /// The last message about all inodes.
     all: AtomicU64,
@@ -90,8 +90,8 @@ impl UpcallInbox {
     /// Adds a message about an inode.
     pub fn put(&self, gfid: Gfid, flags: u64) {
         let mut state = self.lock();
-        // The place is updated before the message can be taken: an answer that was recorded before then is either seen
-        // as old, or recorded where the thread that takes the message finds it.
+        // The place is updated before the message can be taken: an answer that was recorded before
+        // then is either seen as old, or recorded where the thread that takes the message finds it.
         self.places[place(gfid)].fetch_max(self.next(), Ordering::SeqCst);
         if state.reports.len() < WAITING || state.reports.contains_key(&gfid) {
             *state.reports.entry(gfid).or_default() |= flags;
@@ -160,8 +160,8 @@ impl UpcallInbox {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// The right to poll libgfapi for messages. While a thread holds it, no other thread has a message that is not in
-    /// the inbox yet.
+    /// The right to poll libgfapi for messages. While a thread holds it, no other thread has a
+    /// message that is not in the inbox yet.
     pub fn lock_polling(&self) -> MutexGuard<'_, Option<Instant>> {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         *turn = Some(Instant::now());

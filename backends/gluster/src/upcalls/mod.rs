@@ -1,11 +1,12 @@
-//! Cache coherence with other clients: servers report their changes, so that frontends may cache for long. This module
-//! decides what they may cache, and invalidates it.
+//! Cache coherence with other clients: servers report their changes, so that frontends may cache
+//! for long. This module decides what they may cache, and invalidates it.
 //!
-//! A server remembers which clients have queried a file, for the time of `features.cache-invalidation-timeout`, and
-//! sends them messages about changes by others. Frontends keep attributes of files and names for at most half of this
-//! time. Attributes of directories are kept for a short time only: servers do not report every change of a directory.
-//! If another client replaces a name by a file that this client does not know, the change time of the directory shows
-//! it.
+//! A server remembers which clients have queried a file, for the time of
+//! `features.cache-invalidation-timeout`, and sends them messages about changes by others.
+//! Frontends keep attributes of files and names for at most half of this time. Attributes of
+//! directories are kept for a short time only: servers do not report every change of a directory.
+//! If another client replaces a name by a file that this client does not know, the change time of
+//! the directory shows it.
 
 mod events;
 mod inbox;
@@ -38,12 +39,14 @@ pub(crate) struct CacheCoherence {
     long_ms: AtomicU64,
     names: Mutex<FrontendNames>,
     frontends: Mutex<Vec<Arc<dyn Notify>>>,
-    /// Frontends keep nothing for long, and receive no notifications: this process keeps the answers.
+    /// Frontends keep nothing for long, and receive no notifications: this process keeps the
+    /// answers.
     keeps_here: bool,
     attached: AtomicBool,
     /// The reason why everything is kept for a short time, while it is.
     why_short: Mutex<String>,
-    /// A translator of the client acknowledges writes before the servers have them, or may do so as far as is known.
+    /// A translator of the client acknowledges writes before the servers have them, or may do so as
+    /// far as is known.
     holds_writes: AtomicBool,
 }
 
@@ -54,14 +57,14 @@ pub(crate) struct NamedChild {
     /// The child has only one name, as far as is known.
     pub is_single: bool,
     pub is_dir: bool,
-    /// The child comes from a listing: it has the attributes of another inode if another client was just changing its
-    /// name.
+    /// The child comes from a listing: it has the attributes of another inode if another client was
+    /// just changing its name.
     pub is_listed: bool,
 }
 
 impl CacheCoherence {
-    /// Makes a state in which everything is kept for a `short` time. With `keeps_here`, frontends never keep it for
-    /// longer.
+    /// Makes a state in which everything is kept for a `short` time. With `keeps_here`, frontends
+    /// never keep it for longer.
     pub fn new(short: Duration, keeps_here: bool) -> CacheCoherence {
         CacheCoherence {
             inbox: Arc::default(),
@@ -76,8 +79,8 @@ impl CacheCoherence {
         }
     }
 
-    /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not report changes by
-    /// this client.
+    /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not
+    /// report changes by this client.
     pub fn attach(&self, notify: Arc<dyn Notify>) -> bool {
         if self.keeps_here {
             return !self.attached.swap(true, Ordering::AcqRel);
@@ -92,8 +95,8 @@ impl CacheCoherence {
         frontends.len() == 1
     }
 
-    /// Sets the time for which frontends may cache. Servers report changes for twice this time after a query; zero if
-    /// they do not.
+    /// Sets the time for which frontends may cache. Servers report changes for twice this time
+    /// after a query; zero if they do not.
     pub fn keep_for(&self, long: Duration) {
         // The lock prevents that a second frontend attaches meanwhile.
         let frontends = lock(&self.frontends);
@@ -118,8 +121,8 @@ impl CacheCoherence {
         }
     }
 
-    /// Records whether, by its configuration, a translator of the client may acknowledge writes before the servers have
-    /// them.
+    /// Records whether, by its configuration, a translator of the client may acknowledge writes
+    /// before the servers have them.
     pub fn note_writes(&self, are_held: bool) {
         self.holds_writes.store(are_held, Ordering::Release);
     }
@@ -139,8 +142,8 @@ impl CacheCoherence {
         self.long().is_some()
     }
 
-    /// Ensures that messages about an inode arrive. Must be called before a query about the inode, or while there is
-    /// another reference to the inode.
+    /// Ensures that messages about an inode arrive. Must be called before a query about the inode,
+    /// or while there is another reference to the inode.
     pub fn listen(
         &self,
         nodes: &GlusterInodes,
@@ -150,15 +153,15 @@ impl CacheCoherence {
         !self.keeps_here && self.long().is_some_and(|long| nodes.keep(ino, long, refer))
     }
 
-    /// The time for which attributes from a query after `since` are valid. Messages about the inode must
-    /// [arrive](CacheCoherence::listen).
+    /// The time for which attributes from a query after `since` are valid. Messages about the inode
+    /// must [arrive](CacheCoherence::listen).
     pub fn attribute_lifetime(&self, gfid: Gfid, since: UpcallSequence) -> Duration {
         let Some(long) = self.long() else { return self.short };
         if self.inbox.has_report_since(gfid, since) { Duration::ZERO } else { long }
     }
 
-    /// The time for which attributes of a directory from a query after `since` are valid. Compares the attributes with
-    /// the former ones.
+    /// The time for which attributes of a directory from a query after `since` are valid. Compares
+    /// the attributes with the former ones.
     pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: UpcallSequence) -> Duration {
         let queried = (changed, since);
         if self.long().is_some() && lock(&self.names).record_query(gfid, queried, Instant::now()) {
@@ -190,8 +193,8 @@ impl CacheCoherence {
         if is_old { Duration::ZERO } else { long }
     }
 
-    /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None`
-    /// if they do not.
+    /// The inode of a name, and true if it is a directory, as far as frontends know by messages of
+    /// the servers; `None` if they do not.
     pub fn find_name(
         &self,
         nodes: &GlusterInodes,
@@ -207,8 +210,8 @@ impl CacheCoherence {
         (!is_behind(dir) && !is_behind(gfid)).then_some((gfid, is_dir))
     }
 
-    /// True if no other client has changed a directory lately, false if one has, as far as servers report it; `None` if
-    /// this is unknown.
+    /// True if no other client has changed a directory lately, false if one has, as far as servers
+    /// report it; `None` if this is unknown.
     pub fn is_quiet(&self, volume: &VolumeConnection, dir: Gfid) -> Option<bool> {
         let long = self.long()?;
         take_if_due(volume, &self.inbox);
@@ -220,8 +223,8 @@ impl CacheCoherence {
         names.is_queried(dir, long, now).then_some(true)
     }
 
-    /// True if names are kept for long, but servers may soon stop reporting changes of `dir`: a new query about it is
-    /// necessary.
+    /// True if names are kept for long, but servers may soon stop reporting changes of `dir`: a new
+    /// query about it is necessary.
     pub fn needs_asking(&self, dir: Gfid) -> bool {
         self.long().is_some_and(|long| !lock(&self.names).is_queried(dir, long, Instant::now()))
     }
@@ -237,9 +240,10 @@ impl CacheCoherence {
         changing
     }
 
-    /// Records a rename by this client, after `since`. Frontends keep the new name for as long as the former one. If no
-    /// message would invalidate it later, or if a message has arrived meanwhile, which may have invalidated only the
-    /// former name, it is invalidated now. True if the inode is known, and its directory recorded.
+    /// Records a rename by this client, after `since`. Frontends keep the new name for as long as
+    /// the former one. If no message would invalidate it later, or if a message has arrived
+    /// meanwhile, which may have invalidated only the former name, it is invalidated now. True if
+    /// the inode is known, and its directory recorded.
     pub fn record_rename(
         &self,
         nodes: &GlusterInodes,
@@ -259,8 +263,8 @@ impl CacheCoherence {
         gfid.is_some()
     }
 
-    /// Records that a file was opened. If another client may have changed the file since frontends last fetched its
-    /// size, frontends fetch it again, since the size ends a read.
+    /// Records that a file was opened. If another client may have changed the file since frontends
+    /// last fetched its size, frontends fetch it again, since the size ends a read.
     pub fn record_open(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
         if !self.keeps_here && !self.is_unchanged(nodes, volume, ino) {
             for frontend in self.frontends() {
@@ -270,24 +274,25 @@ impl CacheCoherence {
         }
     }
 
-    /// True if no other client has changed a file since frontends last fetched its attributes. Before this, the
-    /// messages of the servers have arrived.
+    /// True if no other client has changed a file since frontends last fetched its attributes.
+    /// Before this, the messages of the servers have arrived.
     pub fn is_unchanged(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) -> bool {
         let Ok(gfid) = nodes.gfid(ino) else { return false };
         let is_watched = self.long().is_some() && nodes.is_kept(ino);
         is_watched && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid)
     }
 
-    /// Records that this client has given a further name to an inode: from now on, no server reports that one of its
-    /// names was replaced.
+    /// Records that this client has given a further name to an inode: from now on, no server
+    /// reports that one of its names was replaced.
     pub fn record_link(&self, gfid: Gfid) {
         if self.long().is_some() {
             self.inbox.put(gfid, NAME_CHANGED);
         }
     }
 
-    /// Records that an inode was found in another directory than before: its names in `dir` are invalidated. A message
-    /// about the inode invalidates only its names in the directory where it was found last.
+    /// Records that an inode was found in another directory than before: its names in `dir` are
+    /// invalidated. A message about the inode invalidates only its names in the directory where it
+    /// was found last.
     pub fn invalidate_old_names(&self, dir: Gfid, ino: Ino) {
         if self.long().is_some() {
             let taken = lock(&self.names).take_child(dir, ino);
@@ -308,7 +313,8 @@ impl CacheCoherence {
     }
 }
 
-/// Directories that this client is changing: the change may become visible at any time until the answer.
+/// Directories that this client is changing: the change may become visible at any time until the
+/// answer.
 pub(crate) struct DirectoryChangeGuard<'a> {
     watch: &'a CacheCoherence,
     dirs: Option<Gfid>,
@@ -393,7 +399,8 @@ mod tests {
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
     }
 
-    /// A file got a further name in another directory, and the removal of the first one was not seen for minutes.
+    /// A file got a further name in another directory, and the removal of the first one was not
+    /// seen for minutes.
     #[test]
     fn names_of_a_file_that_is_found_in_another_directory_are_taken_back() {
         const E: Gfid = [3; 16];

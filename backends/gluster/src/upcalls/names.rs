@@ -10,13 +10,14 @@ use defuse_fs::Ino;
 use super::{NamedChild, UpcallSequence};
 use crate::volume::Gfid;
 
-/// Maximum number of names, and of directories. Without room, frontends keep a name for a short time.
+/// Maximum number of names, and of directories. Without room, frontends keep a name for a short
+/// time.
 const NAMES: usize = 1 << 18;
 const DIRS: usize = 1 << 16;
 
-/// Time for which, after a change by another client, the names of a directory are kept for a short time only, and its
-/// listings are not trusted. A server that answers a lookup while it performs the change may list the name with the
-/// former inode, until the next lookup of the name.
+/// Time for which, after a change by another client, the names of a directory are kept for a short
+/// time only, and its listings are not trusted. A server that answers a lookup while it performs
+/// the change may list the name with the former inode, until the next lookup of the name.
 const RESTLESS: Duration = Duration::from_secs(30);
 
 /// Time after which all servers have performed a change, and have reported it.
@@ -43,11 +44,11 @@ pub struct FrontendNames {
 #[derive(Debug, Default)]
 struct FrontendDirectory {
     names: HashMap<NameBytes, FrontendName>,
-    /// Number of names of each child. Most children have none when this is checked, and a search would take as long as
-    /// there are names.
+    /// Number of names of each child. Most children have none when this is checked, and a search
+    /// would take as long as there are names.
     children: HashMap<Ino, u32>,
-    /// The time of the last query about the directory. The servers report changes of the directory for some time after
-    /// it.
+    /// The time of the last query about the directory. The servers report changes of the directory
+    /// for some time after it.
     queried: Option<Instant>,
     /// The change time of the directory then, and a moment before that query.
     changed: Option<((i64, i64), UpcallSequence)>,
@@ -71,8 +72,9 @@ struct FrontendName {
 }
 
 impl FrontendNames {
-    /// Records a query after `since` about a directory, which was last changed at `changed`. True if another client has
-    /// changed it while its names were kept. Answers may come in another order than the queries.
+    /// Records a query after `since` about a directory, which was last changed at `changed`. True
+    /// if another client has changed it while its names were kept. Answers may come in another
+    /// order than the queries.
     pub fn record_query(
         &mut self,
         dir: Gfid,
@@ -99,8 +101,8 @@ impl FrontendNames {
         }
     }
 
-    /// Keeps a name until `now` + `long`, for `child`. False if that cannot be done: the directory is restless, or
-    /// there was no query about it in the last `long`.
+    /// Keeps a name until `now` + `long`, for `child`. False if that cannot be done: the directory
+    /// is restless, or there was no query about it in the last `long`.
     pub fn hold(
         &mut self,
         dir: Gfid,
@@ -141,8 +143,9 @@ impl FrontendNames {
         self.dirs.get(&dir).is_some_and(|dir| dir.is_queried(time, now))
     }
 
-    /// Records a rename by this client, until `at`: frontends keep the new name for as long as the former one. Returns
-    /// the inode if both names are known here, so that the new one is invalidated in time.
+    /// Records a rename by this client, until `at`: frontends keep the new name for as long as the
+    /// former one. Returns the inode if both names are known here, so that the new one is
+    /// invalidated in time.
     pub fn record_rename(
         &mut self,
         (old_dir, old): EntryName<'_>,
@@ -164,14 +167,14 @@ impl FrontendNames {
         Some(child)
     }
 
-    /// True if this client has renamed from or to `dir` after `since`: an answer about a name may refer to another name
-    /// in the frontend.
+    /// True if this client has renamed from or to `dir` after `since`: an answer about a name may
+    /// refer to another name in the frontend.
     pub fn has_moved(&self, dir: Gfid, since: UpcallSequence) -> bool {
         self.dirs.get(&dir).and_then(|dir| dir.moved).is_some_and(|moved| moved > since)
     }
 
-    /// Records that another client has changed a directory: removes and returns all names. Each has its inode if its
-    /// attributes come from a recent listing.
+    /// Records that another client has changed a directory: removes and returns all names. Each has
+    /// its inode if its attributes come from a recent listing.
     pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(NameBytes, Option<Ino>)> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         dir.reported = Some(now);
@@ -283,8 +286,8 @@ mod tests {
         names
     }
 
-    /// The invalidation of a file that this client had renamed named its former name, and its new one stayed for
-    /// minutes.
+    /// The invalidation of a file that this client had renamed named its former name, and its new
+    /// one stayed for minutes.
     #[test]
     fn a_name_is_kept_after_a_renaming_and_taken_back_with_its_file() {
         const E: Gfid = [3; 16];
@@ -325,8 +328,8 @@ mod tests {
         assert!(names.hold(D, b"a", &child(2, false), (now + RESTLESS, LONG)));
     }
 
-    /// The attributes of one file were kept for minutes as the attributes of another file, because a listing had mixed
-    /// them up.
+    /// The attributes of one file were kept for minutes as the attributes of another file, because
+    /// a listing had mixed them up.
     #[test]
     fn attributes_of_a_listing_are_taken_back_with_its_names() {
         let now = Instant::now();

@@ -1,5 +1,5 @@
-//! The upcall notifier: a thread that passes messages of servers on to frontends, and notices when a server cannot send
-//! any.
+//! The upcall notifier: a thread that passes messages of servers on to frontends, and notices when
+//! a server cannot send any.
 
 use std::ffi::CString;
 use std::io::Result;
@@ -18,18 +18,19 @@ use crate::ManagementTransport;
 use crate::nodes::GlusterInodes;
 use crate::volume::{Gfid, VolumeConnection};
 
-/// Time between two checks of the connections. libgfapi connects again after three seconds at the earliest.
+/// Time between two checks of the connections. libgfapi connects again after three seconds at the
+/// earliest.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Time between two queries for the configuration of the volume.
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
-/// Time after which an invalidation is repeated: it may have overtaken an answer that the frontend had not received
-/// yet.
+/// Time after which an invalidation is repeated: it may have overtaken an answer that the frontend
+/// had not received yet.
 const REPEAT_AFTER: Duration = Duration::from_millis(200);
 
-/// Time in which messages about one inode are combined. A file to which another client writes all the time would
-/// otherwise keep a processor busy.
+/// Time in which messages about one inode are combined. A file to which another client writes all
+/// the time would otherwise keep a processor busy.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// Time for a server to answer.
@@ -217,8 +218,8 @@ impl UpcallNotifier {
         }
     }
 
-    /// Checks the connections. A server that was away has forgotten which files this client knows, and has not reported
-    /// changes.
+    /// Checks the connections. A server that was away has forgotten which files this client knows,
+    /// and has not reported changes.
     fn look(&self, seen: &mut BrickConnections) {
         let now = self.connections(seen);
         if now == *seen {

@@ -1,5 +1,5 @@
-//! The volfile, the configuration of a volume, as the management servers send it. It shows whether bricks report
-//! changes.
+//! The volfile, the configuration of a volume, as the management servers send it. It shows whether
+//! bricks report changes.
 //!
 //! libgfapi reads the same text, but makes it available only after it has connected.
 
@@ -12,7 +12,8 @@ use crate::volume::VolumeConnection;
 /// The longest text that is read.
 const LONGEST: usize = 1 << 20;
 
-/// The time after which a brick forgets that a client knows a file, unless the volume configures another time.
+/// The time after which a brick forgets that a client knows a file, unless the volume configures
+/// another time.
 const USUAL: Duration = Duration::from_secs(60);
 
 /// The program "GlusterFS Handshake" of ONC RPC (RFC 5531) with its procedure GETSPEC.
@@ -41,7 +42,8 @@ impl Brick {
 ///
 /// # Errors
 ///
-/// The errors of the stream, `InvalidData` for an invalid answer, and `NotFound` if there is no such configuration.
+/// The errors of the stream, `InvalidData` for an invalid answer, and `NotFound` if there is no
+/// such configuration.
 pub fn fetch(stream: &mut (impl Read + Write), key: &str) -> Result<String> {
     stream.write_all(&request(key))?;
     answer(&receive(stream)?)
@@ -87,14 +89,15 @@ impl ClientGraph {
     }
 }
 
-/// True if the client of a volume with this configuration may acknowledge writes before the servers have them.
+/// True if the client of a volume with this configuration may acknowledge writes before the servers
+/// have them.
 pub fn holds_writes(text: &str) -> bool {
     let is_held = parts(text).any(|part| part.kind == "performance/write-behind");
     is_held || bricks(text).is_empty()
 }
 
-/// The time for which the brick with this configuration reports changes to a client, after the client has accessed a
-/// file. `None` if it does not report changes.
+/// The time for which the brick with this configuration reports changes to a client, after the
+/// client has accessed a file. `None` if it does not report changes.
 pub fn find_upcall_timeout(text: &str) -> Option<Duration> {
     let part = parts(text).find(|part| part.kind == "features/upcall")?;
     if !matches!(part.option("cache-invalidation"), Some("on" | "yes" | "true" | "enable" | "1")) {
@@ -132,8 +135,8 @@ fn parts(text: &str) -> impl Iterator<Item = VolfileSection<'_>> {
     })
 }
 
-/// The call, in XDR, as one record. Servers send the configuration only to clients that state which versions they
-/// support.
+/// The call, in XDR, as one record. Servers send the configuration only to clients that state which
+/// versions they support.
 fn request(key: &str) -> Vec<u8> {
     let mut versions = Vec::new();
     let pairs = [("min-op-version", "1"), ("max-op-version", "100000")];

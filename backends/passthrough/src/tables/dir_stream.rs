@@ -57,7 +57,8 @@ impl DirStream {
         Ok(())
     }
 
-    /// The kind of positions, for which the beginning may have to be read: a frontend can go on where another open directory was.
+    /// The kind of positions, for which the beginning may have to be read: a frontend can go on
+    /// where another open directory was.
     fn positions(&mut self, of: &ListedDir<'_>) -> Result<Positions> {
         if self.positions.is_none() {
             self.go_to(of, 0)?;
@@ -91,7 +92,8 @@ impl DirStream {
         self.at == self.end
     }
 
-    /// Goes on after an entry of `len` bytes, to the position `next`, which is `lower` in the lower file system.
+    /// Goes on after an entry of `len` bytes, to the position `next`, which is `lower` in the lower
+    /// file system.
     pub(crate) fn advance(&mut self, len: usize, next: u64, lower: u64) {
         self.at += len;
         (self.next, self.lower) = (next, lower);
@@ -124,7 +126,8 @@ impl ListedDir<'_> {
         })
     }
 
-    /// True if the listing from `position` begins with `name`. The position of the descriptor stays.
+    /// True if the listing from `position` begins with `name`. The position of the descriptor
+    /// stays.
     fn is_at(&self, position: u64, name: &[u8]) -> Result<bool> {
         /// Room for an entry with the longest name.
         const ONE_ENTRY: usize = 1024;

@@ -77,7 +77,8 @@ impl FdCache {
         self.keep(inode, CachedFd::Own(Arc::clone(fd)), hot);
     }
 
-    /// Lets others use `fd` for `inode` while it is open, unless they have a descriptor. It closes as without the cache.
+    /// Lets others use `fd` for `inode` while it is open, unless they have a descriptor. It closes
+    /// as without the cache.
     pub(crate) fn lend(&self, inode: &LowerInode, fd: &Arc<OwnedFd>) {
         if self.get(inode).is_none() {
             self.keep(inode, CachedFd::Lent(Arc::downgrade(fd)), true);

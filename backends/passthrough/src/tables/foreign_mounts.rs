@@ -1,10 +1,12 @@
-//! Descriptors on file systems that are mounted below the source, which can be unmounted while they are served.
+//! Descriptors on file systems that are mounted below the source, which can be unmounted while they
+//! are served.
 //!
-//! A descriptor keeps its mount busy for umount(8). Descriptors of the source's own mount may last. On any other mount
-//! a descriptor outlives its operation only while it is used: a thread closes descriptors that were unused for a
-//! second, and requests that frontends forget the inodes that need a descriptor of their own (without file handles and
-//! birth times). The thread exists while there is something to close. Afterwards a mount is opened again by the name at
-//! which it was found.
+//! A descriptor keeps its mount busy for umount(8). Descriptors of the source's own mount may last.
+//! On any other mount a descriptor outlives its operation only while it is used: a thread closes
+//! descriptors that were unused for a second, and requests that frontends forget the inodes that
+//! need a descriptor of their own (without file handles and birth times). The thread exists while
+//! there is something to close. Afterwards a mount is opened again by the name at which it was
+//! found.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,7 +36,8 @@ pub(crate) struct ForeignDescriptors {
     roots: Mutex<HashMap<u32, MountRoot>>,
     /// Inodes that need their descriptors.
     pinned: Mutex<Vec<Weak<LowerInode>>>,
-    /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory in a kernel's memory.
+    /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory
+    /// in a kernel's memory.
     absent: Mutex<VecDeque<AbsentName>>,
     /// A pinned descriptor was used since the last look.
     is_pin_used: AtomicBool,
@@ -51,8 +54,8 @@ struct AbsentName {
 }
 
 impl AbsentName {
-    /// The name, if the directory does not have it now either. A kernel that forgets a name which was made meanwhile detaches what is
-    /// mounted there.
+    /// The name, if the directory does not have it now either. A kernel that forgets a name which
+    /// was made meanwhile detaches what is mounted there.
     fn check_again(self) -> Option<(Ino, Box<[u8]>)> {
         let dir = self.dir.upgrade()?;
         let pin = dir.pin.load_full()?;
@@ -105,7 +108,8 @@ impl ForeignMounts {
         }))
     }
 
-    /// The cache of descriptors of inodes. A caller that adds one calls [`close_later`](Self::close_later) next.
+    /// The cache of descriptors of inodes. A caller that adds one calls
+    /// [`close_later`](Self::close_later) next.
     pub(crate) fn cache(&self) -> &FdCache {
         self.0.cache.get_or_init(|| FdCache::new(self.0.capacity))
     }
@@ -185,7 +189,8 @@ impl ForeignMounts {
         lock(&self.0.roots).get(&mount)?.place.clone()
     }
 
-    /// The root of the mount with this index, which the caller uses. Fails with `ESTALE` if its place is not known.
+    /// The root of the mount with this index, which the caller uses. Fails with `ESTALE` if its
+    /// place is not known.
     pub(crate) fn find_root(&self, mount: u32) -> Result<FoundRoot> {
         let mut roots = lock(&self.0.roots);
         let root = roots.get_mut(&mount).ok_or(Errno::ESTALE)?;

@@ -53,12 +53,13 @@ pub(crate) struct LowerInode {
     /// The last slot of this inode in the descriptor cache, as a hint.
     pub(crate) cache_slot: AtomicU32,
     pub(crate) kind: FileKind,
-    /// The file had no `security.capability` when last checked. The kernel reads the attribute at the first
-    /// write after every change of attributes.
+    /// The file had no `security.capability` when last checked. The kernel reads the attribute at
+    /// the first write after every change of attributes.
     pub(crate) without_capability: Lease,
-    /// A descriptor that stays open while nothing else leads to the inode: for the root, for an inode without names (no
-    /// handle finds it any more), and for an inode with neither a handle nor a known name. The descriptor of an open
-    /// file, if a program has that file open by its name (`by_open_file.rs`).
+    /// A descriptor that stays open while nothing else leads to the inode: for the root, for an
+    /// inode without names (no handle finds it any more), and for an inode with neither a handle
+    /// nor a known name. The descriptor of an open file, if a program has that file open by its
+    /// name (`by_open_file.rs`).
     pub(crate) pin: ArcSwapOption<OwnedFd>,
     /// The pin is the descriptor of an open file.
     pub(crate) has_borrowed_pin: AtomicBool,
@@ -76,7 +77,8 @@ impl LowerInode {
         self.pin.load().is_some()
     }
 
-    /// True if its key leads to no other inode, because no later inode can have the key, or the inode is open.
+    /// True if its key leads to no other inode, because no later inode can have the key, or the
+    /// inode is open.
     pub(crate) fn has_unique_key(&self) -> bool {
         self.key_stays_unique() || self.is_pinned()
     }
@@ -212,7 +214,8 @@ impl InodeTable {
         find(&self.read(index), hash, key).cloned()
     }
 
-    /// Counts a lookup of the inode with this identity, if it is known and no other inode can have the identity.
+    /// Counts a lookup of the inode with this identity, if it is known and no other inode can have
+    /// the identity.
     pub(crate) fn acquire(&self, key: &InodeKey) -> Option<Ino> {
         if *key == self.root.key {
             return Some(Ino::ROOT);
@@ -237,7 +240,8 @@ impl InodeTable {
         Some(ino)
     }
 
-    /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode. True if it is new.
+    /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode.
+    /// True if it is new.
     pub(crate) fn insert(&self, new: FoundInode) -> Result<(Ino, bool)> {
         let FoundInode { key, kind, way, pin, key_is_unique } = new;
         if key == self.root.key {

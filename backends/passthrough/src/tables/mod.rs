@@ -1,4 +1,5 @@
-//! The tables that a [`Passthrough`](crate::Passthrough) consists of: inodes, mounts, open files, locks and descriptors.
+//! The tables that a [`Passthrough`](crate::Passthrough) consists of: inodes, mounts, open files,
+//! locks and descriptors.
 //!
 //! No file here knows the object. Operations, which use several tables, are in the files above.
 

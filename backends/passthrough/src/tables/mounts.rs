@@ -23,7 +23,8 @@ const GROUPS: usize = MAX_MOUNTS / GROUP;
 /// One mount, or one subvolume of a mount: a pair of mount id and device number.
 pub(crate) struct LowerMount {
     pub(crate) id: MountId,
-    /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`tables/foreign_mounts.rs`).
+    /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source
+    /// (`tables/foreign_mounts.rs`).
     pub(crate) fd: Option<Arc<OwnedFd>>,
     /// It is mounted below the source: a descriptor on it keeps it busy for umount(8).
     pub(crate) is_foreign: bool,
@@ -49,7 +50,8 @@ impl LowerMount {
         let (fd, is_foreign) = (Some(Arc::new(fd)), false);
         let mount = LowerMount { id, fd, is_foreign, f_type, handles: true, denied, has_acls };
         match (want, works) {
-            // A lack of descriptors does not show whether handles work. The caller makes room and retries.
+            // A lack of descriptors does not show whether handles work. The caller makes room and
+            // retries.
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(LowerMountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(LowerMountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => Ok(LowerMount { handles: false, ..mount }),
@@ -64,8 +66,8 @@ impl LowerMount {
         [EXT, TMPFS, XFS, BTRFS, F2FS, BCACHEFS].contains(&self.f_type)
     }
 
-    /// True if numbers of inodes may change, or be those of several: on an overlay without file handles, and on a FUSE file system, which
-    /// may be an overlay of its own (fuse-overlayfs).
+    /// True if numbers of inodes may change, or be those of several: on an overlay without file
+    /// handles, and on a FUSE file system, which may be an overlay of its own (fuse-overlayfs).
     pub(crate) fn changes_numbers(&self) -> bool {
         !self.handles && [fs_type::OVERLAY, fs_type::FUSE].contains(&self.f_type)
     }
@@ -120,8 +122,8 @@ fn has_acls(fd: BorrowedFd<'_>) -> bool {
     !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
-/// The last search for places that can be used again. It looks at all mounts and inodes, so that lookups on a further mount must not
-/// begin one after the other.
+/// The last search for places that can be used again. It looks at all mounts and inodes, so that
+/// lookups on a further mount must not begin one after the other.
 #[derive(Default)]
 pub(crate) struct PlaceSearch {
     pub(crate) ended: Option<Instant>,
@@ -166,12 +168,14 @@ impl Deref for MountRef<'_> {
 
 type MountGroup = Box<[MountPlaceholder]>;
 
-/// The mounts that were seen. A mount that no inode is on may leave its place to another one. An index is a place and a generation, so that
-/// it is not taken for that of the next mount there. Reading takes no lock.
+/// The mounts that were seen. A mount that no inode is on may leave its place to another one. An
+/// index is a place and a generation, so that it is not taken for that of the next mount there.
+/// Reading takes no lock.
 pub(crate) struct MountTable {
     /// The source has the index 0, and stays.
     first: LowerMount,
-    /// The others, in groups, because there is nearly always only one mount. The first place is not used.
+    /// The others, in groups, because there is nearly always only one mount. The first place is not
+    /// used.
     groups: Box<[OnceLock<MountGroup>]>,
     /// Number of places that were ever used.
     len: AtomicUsize,
@@ -288,8 +292,8 @@ impl MountTable {
         Some(index)
     }
 
-    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign. Fails with `ENFILE` if the table is
-    /// full.
+    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is
+    /// foreign. Fails with `ENFILE` if the table is full.
     pub(crate) fn enter(
         &self,
         fd: BorrowedFd<'_>,

@@ -28,14 +28,15 @@ pub(crate) struct LowerOpenFile {
     pub(crate) local: bool,
     /// Opened with `O_RDONLY` and no other flag.
     only_reads: bool,
-    /// The flags of `SETTABLE` that `fd` has. They change only where the file cannot be opened once more.
+    /// The flags of `SETTABLE` that `fd` has. They change only where the file cannot be opened once
+    /// more.
     set: AtomicU32,
     /// The flags of `SETTABLE` that no request gets.
     ignored: u32,
     /// The flags of `O_SYNC` that `fd` has.
     syncs: u32,
-    /// This file with other flags of `SETTABLE`: the descriptors of requests that are handled at the same time must not
-    /// change.
+    /// This file with other flags of `SETTABLE`: the descriptors of requests that are handled at
+    /// the same time must not change.
     others: [OnceLock<OwnedFd>; 4],
 }
 
@@ -109,8 +110,8 @@ impl LowerOpenFile {
         Ok(place.get_or_init(|| fd).as_fd())
     }
 
-    /// Changes the flags of the descriptor: the file cannot be opened once more, because its mode denies it to the daemon, or for lack
-    /// of descriptors.
+    /// Changes the flags of the descriptor: the file cannot be opened once more, because its mode
+    /// denies it to the daemon, or for lack of descriptors.
     #[cold]
     fn change_flags(&self, wanted: u32) {
         let Ok(now) = rustix::fs::fcntl_getfl(&self.fd) else { return };
@@ -121,14 +122,14 @@ impl LowerOpenFile {
         self.set.store(wanted, Ordering::Relaxed);
     }
 
-    /// A descriptor for pages of a cache, which are written at their offsets and in any length: it has neither `O_APPEND` nor
-    /// `O_DIRECT`, with which a program may have opened the file.
+    /// A descriptor for pages of a cache, which are written at their offsets and in any length: it
+    /// has neither `O_APPEND` nor `O_DIRECT`, with which a program may have opened the file.
     pub(crate) fn fd_for_pages(&self) -> BorrowedFd<'_> {
         self.fd_as(OpenFlags(0))
     }
 
-    /// Makes a write durable that was done by `fd` and has these flags. The kernel sends `O_DSYNC` for `RWF_DSYNC` and on
-    /// mounts with `sync` (`fuse_write_flags()`).
+    /// Makes a write durable that was done by `fd` and has these flags. The kernel sends `O_DSYNC`
+    /// for `RWF_DSYNC` and on mounts with `sync` (`fuse_write_flags()`).
     pub(crate) fn sync_written(&self, fd: BorrowedFd<'_>, flags: OpenFlags) -> Result<()> {
         const ATTRIBUTES: u32 = OpenFlags::SYNC & !OpenFlags::DSYNC;
         match flags.0 & OpenFlags::SYNC & !self.syncs {

@@ -1,7 +1,7 @@
 //! The mount by which this file system is served, where that is below its own source.
 //!
-//! The mount point shows what it showed before, as with a bind mount. A daemon that entered its own mount would wait for itself, and its
-//! descriptors would keep the mount busy.
+//! The mount point shows what it showed before, as with a bind mount. A daemon that entered its own
+//! mount would wait for itself, and its descriptors would keep the mount busy.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -18,8 +18,9 @@ pub(crate) struct OwnMount {
 }
 
 impl OwnMount {
-    /// The mount point, before anything is mounted there, if it is below `source`: a descriptor outside of the source would lead out of the
-    /// sandbox of a daemon. `None` if it cannot be opened, too: mounting reports the reason.
+    /// The mount point, before anything is mounted there, if it is below `source`: a descriptor
+    /// outside of the source would lead out of the sandbox of a daemon. `None` if it cannot be
+    /// opened, too: mounting reports the reason.
     pub(crate) fn find(mountpoint: &Path, source: BorrowedFd<'_>) -> Option<OwnMount> {
         use std::os::unix::ffi::OsStrExt;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -78,7 +78,8 @@ impl OwnerLocks {
         self.owners().fds.get(&ino)?.get(&owner).cloned()
     }
 
-    /// Gives `owner` the descriptor `fd` for its POSIX locks, unless it has one. Returns the one that it has.
+    /// Gives `owner` the descriptor `fd` for its POSIX locks, unless it has one. Returns the one
+    /// that it has.
     pub(crate) fn add_owner(&self, ino: Ino, owner: LockOwner, fd: OwnedFd) -> Arc<OwnedFd> {
         let mut owners = self.owners();
         if owners.fds.is_empty() {

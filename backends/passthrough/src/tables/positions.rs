@@ -1,14 +1,16 @@
 //! The positions in directories that frontends receive.
 //!
-//! ext4 positions are hashes of names: 31 bits, and 32 bits more for a 64-bit process such as a daemon. A 32-bit program fails on them with
-//! `EOVERFLOW`, and a kernel mount does not say for which program it lists, nor may the position depend on that: the
-//! kernel caches listings for all programs. So frontends receive the upper 31 bits, the same as a 32-bit program from
-//! ext4. The lower bits only tell names of equal upper bits apart; ext4 begins with the first of these. Positions
-//! within such a group are numbers from a table of the directory. All others need no table, so that they outlive the
-//! open directory and the server.
+//! ext4 positions are hashes of names: 31 bits, and 32 bits more for a 64-bit process such as a
+//! daemon. A 32-bit program fails on them with `EOVERFLOW`, and a kernel mount does not say for
+//! which program it lists, nor may the position depend on that: the kernel caches listings for all
+//! programs. So frontends receive the upper 31 bits, the same as a 32-bit program from ext4. The
+//! lower bits only tell names of equal upper bits apart; ext4 begins with the first of these.
+//! Positions within such a group are numbers from a table of the directory. All others need no
+//! table, so that they outlive the open directory and the server.
 //!
-//! An overlay hands on the positions of its upper or lower directory, unless it merges several; a probe finds out. The
-//! positions of other file systems fit (btrfs, xfs, tmpfs, f2fs), or are passed on unchanged.
+//! An overlay hands on the positions of its upper or lower directory, unless it merges several; a
+//! probe finds out. The positions of other file systems fit (btrfs, xfs, tmpfs, f2fs), or are
+//! passed on unchanged.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,8 +39,9 @@ pub(crate) enum Positions {
 }
 
 impl Positions {
-    /// The kind of a directory on a file system of this type, where `next` is the position of the second entry. `is_group(position)` returns
-    /// true if the second entry is also found from that position on.
+    /// The kind of a directory on a file system of this type, where `next` is the position of the
+    /// second entry. `is_group(position)` returns true if the second entry is also found from that
+    /// position on.
     pub(crate) fn detect(
         f_type: u64,
         next: u64,
@@ -76,8 +79,8 @@ struct Table {
 }
 
 impl PositionTables {
-    /// The lower position of `upper`, which [`tell`](Self::tell) returned for this directory. Fails with `ESTALE` for a
-    /// number that is not in the directory's table.
+    /// The lower position of `upper`, which [`tell`](Self::tell) returned for this directory. Fails
+    /// with `ESTALE` for a number that is not in the directory's table.
     pub(crate) fn lower(&self, positions: Positions, dir: Ino, upper: u64) -> Result<u64> {
         match (positions, upper) {
             (Positions::Plain, _) => Ok(upper),
@@ -92,7 +95,8 @@ impl PositionTables {
         }
     }
 
-    /// The position to return to a frontend for `lower`, which comes after the entry at the lower position `before`.
+    /// The position to return to a frontend for `lower`, which comes after the entry at the lower
+    /// position `before`.
     pub(crate) fn tell(&self, positions: Positions, dir: Ino, before: u64, lower: u64) -> u64 {
         let hash = lower >> 32;
         match positions {
@@ -170,7 +174,8 @@ mod tests {
             let is_first = found >> 32 == lower >> 32 && found & 0xffff_ffff == 0;
             assert!(found == *lower || is_first && *upper < TABLE, "{lower:x} {upper:x} {found:x}");
         }
-        // Equal positions have equal numbers again, and another directory has none of these numbers.
+        // Equal positions have equal numbers again, and another directory has none of these
+        // numbers.
         assert_eq!(tables.tell(Positions::Hashed, DIR, lower[3], lower[4]), upper[4]);
         assert_eq!(tables.lower(Positions::Hashed, Ino(10), upper[4]), Err(Errno::ESTALE));
         tables.forget(DIR);

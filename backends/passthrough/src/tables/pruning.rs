@@ -1,8 +1,10 @@
 //! Inodes that frontends are requested to forget, so that their descriptors do not run out.
 //!
-//! Where a source has neither file handles nor constant birth times (overlayfs, network and FUSE file systems), each inode that a frontend
-//! knows has a descriptor. A kernel remembers every file that was ever looked up, as long as it has memory for it. Beyond half of the limit
-//! of descriptors, frontends are requested to forget the inodes that are unused. They do so while requests go on.
+//! Where a source has neither file handles nor constant birth times (overlayfs, network and FUSE
+//! file systems), each inode that a frontend knows has a descriptor. A kernel remembers every file
+//! that was ever looked up, as long as it has memory for it. Beyond half of the limit of
+//! descriptors, frontends are requested to forget the inodes that are unused. They do so while
+//! requests go on.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +23,8 @@ pub(crate) struct InodePruning {
     frontends: Mutex<Vec<(Origin, Arc<dyn Notify>)>>,
     /// Number of pins from which on frontends receive requests.
     most: usize,
-    /// Number of pins at which they receive the next request: more than `most` if many inodes are in use.
+    /// Number of pins at which they receive the next request: more than `most` if many inodes are
+    /// in use.
     next: AtomicUsize,
     is_asking: Arc<AtomicBool>,
 }
@@ -75,8 +78,9 @@ impl InodePruning {
         pinned < self.most / 2 || self.lock().is_empty()
     }
 
-    /// Requests that frontends forget the older half of the pinned ones of `inodes`, unless they are doing so. A thread of its own
-    /// sends the requests: the kernel takes locks of directories, which the calling operation may hold.
+    /// Requests that frontends forget the older half of the pinned ones of `inodes`, unless they
+    /// are doing so. A thread of its own sends the requests: the kernel takes locks of directories,
+    /// which the calling operation may hold.
     pub(crate) fn start(&self, inodes: impl FnOnce() -> Vec<Arc<LowerInode>>) {
         let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
         if frontends.is_empty() || self.is_asking.swap(true, Ordering::Acquire) {
@@ -104,9 +108,10 @@ impl InodePruning {
         }
     }
 
-    /// Requests that the frontends forget the unused ones of `inodes`, and the names `absent`, which directories do not
-    /// have. Frontends that forget only by name (before Linux 6.18) are left alone: they would forget inodes in use,
-    /// too, and detach mounts. It may wait for operations, and is called by a thread that holds no locks.
+    /// Requests that the frontends forget the unused ones of `inodes`, and the names `absent`,
+    /// which directories do not have. Frontends that forget only by name (before Linux 6.18) are
+    /// left alone: they would forget inodes in use, too, and detach mounts. It may wait for
+    /// operations, and is called by a thread that holds no locks.
     pub(crate) fn ask_for(&self, absent: &[(Ino, Box<[u8]>)], inodes: &[Ino]) {
         let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
         for frontend in frontends {

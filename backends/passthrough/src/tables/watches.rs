@@ -1,13 +1,15 @@
 //! Inodes whose number or device changes, and hard links that are none.
 //!
-//! An overlay without `nfs_export` has no file handles, and copies a file of a lower layer when it changes. The number and the device of the
-//! file are others from then on, unless the layers have file handles. The names of a lower file with several hard
-//! links have one number, and are different files as soon as one changes, unless the overlay has an index. So numbers
-//! neither find an inode again there nor tell inodes apart; its descriptor is all that is sure.
+//! An overlay without `nfs_export` has no file handles, and copies a file of a lower layer when it
+//! changes. The number and the device of the file are others from then on, unless the layers have
+//! file handles. The names of a lower file with several hard links have one number, and are
+//! different files as soon as one changes, unless the overlay has an index. So numbers neither find
+//! an inode again there nor tell inodes apart; its descriptor is all that is sure.
 //!
-//! inotify(7) tells which inode a descriptor leads to: adding a watch to the inode of another watch of the same instance returns that watch.
-//! Inodes have a watch while an operation may change their numbers, after it has, and while they have several names. Nobody reads the
-//! events. All other inodes are found by their numbers.
+//! inotify(7) tells which inode a descriptor leads to: adding a watch to the inode of another watch
+//! of the same instance returns that watch. Inodes have a watch while an operation may change their
+//! numbers, after it has, and while they have several names. Nobody reads the events. All other
+//! inodes are found by their numbers.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,8 +23,9 @@ use crate::lower::move_above;
 use crate::proc_path::ProcPath;
 use crate::tables::inode::LowerInode;
 
-/// Number of inodes with a watch: half of what Linux allows a user on the smallest machines (`fs.inotify.max_user_watches`). Beyond it, an
-/// inode with several names is another one at each lookup.
+/// Number of inodes with a watch: half of what Linux allows a user on the smallest machines
+/// (`fs.inotify.max_user_watches`). Beyond it, an inode with several names is another one at each
+/// lookup.
 const MOST: usize = 4096;
 
 /// The inodes with a watch, by watch and by number.
@@ -51,8 +54,8 @@ struct WatchedInode {
 }
 
 impl WatchTable {
-    /// The watch of the inode of `fd`, which is added if there is none; `None` without the permission to read it, or beyond a limit of
-    /// the kernel.
+    /// The watch of the inode of `fd`, which is added if there is none; `None` without the
+    /// permission to read it, or beyond a limit of the kernel.
     pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>) -> Option<i32> {
         if self.inotify.is_none() {
             let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
@@ -158,7 +161,8 @@ impl IdentityWatches {
         self.lock().inodes.len()
     }
 
-    /// Begins an operation that may change the numbers of `inode`, whose descriptor is `fd`. Returns false if it has no watch.
+    /// Begins an operation that may change the numbers of `inode`, whose descriptor is `fd`.
+    /// Returns false if it has no watch.
     pub(crate) fn hold(&self, inode: &LowerInode, fd: BorrowedFd<'_>) -> bool {
         let mut table = self.lock();
         let ino = inode.ino();

@@ -1,4 +1,5 @@
-//! Inodes that a later one could be taken for, as the clock has not passed their birth times (`identity.rs`).
+//! Inodes that a later one could be taken for, as the clock has not passed their birth times
+//! (`identity.rs`).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::tables::inode::LowerInode;
 
-/// The time of the last tick of the clock by which file systems date new inodes, in nanoseconds since 1970.
+/// The time of the last tick of the clock by which file systems date new inodes, in nanoseconds
+/// since 1970.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClockTick(u64);
 
@@ -24,7 +26,8 @@ impl ClockTick {
     }
 }
 
-/// Inodes without handles that have a descriptor until the clock has passed their birth times, the oldest first.
+/// Inodes without handles that have a descriptor until the clock has passed their birth times, the
+/// oldest first.
 #[derive(Default)]
 pub(crate) struct YoungInodes(Mutex<VecDeque<(u64, Arc<LowerInode>)>>);
 

@@ -32,8 +32,8 @@ impl<'a> CallAttempt<'a> {
         CallAttempt { client, cx, connected, repeat, unsure, sent: Cell::new(false) }
     }
 
-    /// Makes `name` in `dir`, a number of this connection. If an earlier attempt may have made it, fails with `EIO`
-    /// if the name exists: this call or another client may have made it.
+    /// Makes `name` in `dir`, a number of this connection. If an earlier attempt may have made it,
+    /// fails with `EIO` if the name exists: this call or another client may have made it.
     pub(super) fn make_name<T>(
         &self,
         dir: Ino,
@@ -86,7 +86,8 @@ impl<'a> CallAttempt<'a> {
         Ok(self.connected.fs())
     }
 
-    /// Returns the number of an inode on this connection. Fails with `ESTALE` if the inode is not there.
+    /// Returns the number of an inode on this connection. Fails with `ESTALE` if the inode is not
+    /// there.
     pub(super) fn ino(&self, ino: Ino) -> Result<Ino> {
         if let Some(known) = self.find_by_number(ino)? {
             return Ok(known);
@@ -99,8 +100,8 @@ impl<'a> CallAttempt<'a> {
         Ok(dir)
     }
 
-    /// Finds an inode by its last number, if numbers stay from one server to the next. `None` if they do not, or if
-    /// the number belongs to another inode or to none.
+    /// Finds an inode by its last number, if numbers stay from one server to the next. `None` if
+    /// they do not, or if the number belongs to another inode or to none.
     fn find_by_number(&self, ino: Ino) -> Result<Option<Ino>> {
         if !self.client.moves {
             return Ok(None);
@@ -118,8 +119,8 @@ impl<'a> CallAttempt<'a> {
         }
     }
 
-    /// Collects the inodes that have to be found, from the inode up. Returns the number of the lowest directory that
-    /// is known.
+    /// Collects the inodes that have to be found, from the inode up. Returns the number of the
+    /// lowest directory that is known.
     fn collect_lost(&self, ino: Ino, searches: &mut Vec<InodeSearch>) -> Result<Ino> {
         let (mut next, table) = (ino, self.client.table());
         loop {
@@ -192,8 +193,8 @@ impl<'a> CallAttempt<'a> {
         self.client.map_entry(Entry { ino, ..entry })
     }
 
-    /// Returns an open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` if
-    /// the file is not there.
+    /// Returns an open file on this connection. Fails with `EIO` once after it has lost locks, and
+    /// with `ESTALE` if the file is not there.
     pub(super) fn file(&self, file: File) -> Result<File> {
         self.file_or(file, Errno::EIO)
     }
@@ -248,7 +249,8 @@ impl<'a> CallAttempt<'a> {
         };
     }
 
-    /// Remembers the birth of a file, which distinguishes it from another one with its name and number.
+    /// Remembers the birth of a file, which distinguishes it from another one with its name and
+    /// number.
     pub(super) fn remember_birth(&self, ino: Ino, inner: Ino) -> Result<()> {
         if self.client.table().lacks_birth(ino) {
             let attr = self.connected.fs().getattr(self.cx, inner, None);

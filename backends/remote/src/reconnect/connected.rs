@@ -29,8 +29,8 @@ pub(super) struct ConnectionLife {
     /// No call begins any more.
     parting: AtomicBool,
     gone: AtomicBool,
-    /// The client's part of the connection, which answers all calls when the server has ended, before they reach this
-    /// value.
+    /// The client's part of the connection, which answers all calls when the server has ended,
+    /// before they reach this value.
     client: Weak<RemoteShared>,
 }
 

@@ -1,4 +1,5 @@
-//! Every method of the contract: with the numbers of the present connection, and made again if its answer is lost.
+//! Every method of the contract: with the numbers of the present connection, and made again if its
+//! answer is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -297,8 +298,9 @@ impl FileSystem for ReconnectingClient {
         })
     }
 
-    /// Waits for no server: changes that the last server has not made durable are lost, and there is nothing to
-    /// flush. While a server is being parted from, changes become durable, or calls go on: the outcome is known soon.
+    /// Waits for no server: changes that the last server has not made durable are lost, and there
+    /// is nothing to flush. While a server is being parted from, changes become durable, or calls
+    /// go on: the outcome is known soon.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         loop {
             let present = self.link.present();
@@ -517,7 +519,8 @@ impl ReconnectingClient {
         })
     }
 
-    /// Makes the changes of an open file or directory durable, unless a server has ended with some of them.
+    /// Makes the changes of an open file or directory durable, unless a server has ended with some
+    /// of them.
     fn sync(
         &self,
         cx: &Context<'_>,

@@ -10,8 +10,8 @@ const MOST_ASKING: u32 = 2;
 /// The time for which other calls wait for them.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// A reply. While [`MOST_ASKING`] calls wait for the server, other calls get the last reply if those have not ended
-/// in time.
+/// A reply. While [`MOST_ASKING`] calls wait for the server, other calls get the last reply if
+/// those have not ended in time.
 pub(super) struct LastAnswer<T> {
     state: Mutex<LastAnswerState<T>>,
     ended: Condvar,

@@ -25,10 +25,12 @@ enum NextServer {
     AtPath {
         path: PathBuf,
         options: RemoteOptions,
-        /// The user of the first server. No other user's server is trusted with the first server's data.
+        /// The user of the first server. No other user's server is trusted with the first server's
+        /// data.
         uid: u32,
     },
-    /// The server is passed to [`ServerLink::give`]. Without a server in time, calls fail with `EIO`.
+    /// The server is passed to [`ServerLink::give`]. Without a server in time, calls fail with
+    /// `EIO`.
     Given {
         /// The file system, for messages.
         name: String,
@@ -135,8 +137,8 @@ impl ServerLink {
         connected.fs().attach(origin, Arc::new(RenumberedNotify::new(notify, map)));
     }
 
-    /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the limits of the
-    /// outage and of the call; then fails with `ENOTCONN`.
+    /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the
+    /// limits of the outage and of the call; then fails with `ENOTCONN`.
     pub(super) fn await_connection(
         &self,
         cx: &Context<'_>,
@@ -179,8 +181,8 @@ impl ServerLink {
         }
         let since = outage.since.unwrap_or(now);
         let begun = *wait.since.get_or_insert(now);
-        // The time of the outage bounds the first wait of a call, and the time of the call bounds all its waits
-        // together.
+        // The time of the outage bounds the first wait of a call, and the time of the call bounds
+        // all its waits together.
         let left = (since.min(begun) + self.limit).saturating_duration_since(now);
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
         let is_passed = matches!(self.next, NextServer::Given { .. });
@@ -275,8 +277,8 @@ impl ServerLink {
         self.end_of_attempt(Some(ServerConnection::new(epoch, server)));
     }
 
-    /// Begins no more calls with the present server, and waits up to `patience` for the end of the calls in progress.
-    /// Returns false, and continues with the server, if some have not ended.
+    /// Begins no more calls with the present server, and waits up to `patience` for the end of the
+    /// calls in progress. Returns false, and continues with the server, if some have not ended.
     pub(super) fn part(&self, patience: Duration) -> bool {
         let present = self.present();
         present.part(true);

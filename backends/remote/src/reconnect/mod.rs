@@ -1,8 +1,8 @@
 //! A file system of a server that may end and come back: [`ReconnectingClient`].
 //!
-//! docs/socket.md describes the behaviour of calls meanwhile. All numbers that a server assigned end with it. So the
-//! frontend gets numbers of a [`table`], and an inode or an open file is found again by its path when a call needs
-//! it.
+//! docs/socket.md describes the behaviour of calls meanwhile. All numbers that a server assigned
+//! end with it. So the frontend gets numbers of a [`table`], and an inode or an open file is found
+//! again by its path when a call needs it.
 
 mod attempt;
 mod connected;
@@ -30,15 +30,16 @@ use table::ReconnectTable;
 
 /// A file system on a socket, whose calls wait for another server if the first one ends.
 ///
-/// Any number of threads may call it at once. A child process must not use its parent's client (`ENOTCONN`).
+/// Any number of threads may call it at once. A child process must not use its parent's client
+/// (`ENOTCONN`).
 pub struct ReconnectingClient {
     link: ServerLink,
     caps: Caps,
     table: Arc<Mutex<ReconnectTable>>,
     /// A lock was requested: flush may have to end it.
     has_locked: AtomicBool,
-    /// It is one file system, regardless of the process that serves it: numbers of inodes stay. A frontend may cache
-    /// nothing, because the next server may have changed anything unseen.
+    /// It is one file system, regardless of the process that serves it: numbers of inodes stay. A
+    /// frontend may cache nothing, because the next server may have changed anything unseen.
     moves: bool,
 }
 
@@ -47,15 +48,17 @@ pub struct ReconnectingClient {
 enum RepeatRule {
     /// The call is repeated: carrying it out twice has the same effect as once.
     Again,
-    /// The operation makes a name, and is repeated unless the name exists: then its maker is unknown.
+    /// The operation makes a name, and is repeated unless the name exists: then its maker is
+    /// unknown.
     IfMissing,
     /// The operation fails with `EIO`, because its outcome is unknown.
     Never,
 }
 
 impl ReconnectingClient {
-    /// Connects to the server that listens at `path`, like [`RemoteClient::connect`](crate::RemoteClient::connect).
-    /// If a server ends, calls wait up to `limit` for another one of the same user.
+    /// Connects to the server that listens at `path`, like
+    /// [`RemoteClient::connect`](crate::RemoteClient::connect). If a server ends, calls wait up to
+    /// `limit` for another one of the same user.
     pub fn connect(
         path: &Path,
         options: RemoteOptions,

@@ -1,5 +1,5 @@
-//! A file system that moves: at one time this process serves it, at another time another process, whose client this
-//! is then.
+//! A file system that moves: at one time this process serves it, at another time another process,
+//! whose client this is then.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -19,10 +19,11 @@ use crate::{RemoteClient, lock};
 
 /// A file system whose server is at one time in this process, at another time in another process.
 ///
-/// Its inodes and open files outlive each server, like the inodes and files of [`ReconnectingClient`]. The file
-/// system itself assigns the numbers of inodes, which stay from one server to the next. So an inode is found by its
-/// number, and by its path if the number is another file now. Frontends cache nothing, because the process that
-/// serves the file system changes it unseen.
+/// Its inodes and open files outlive each server, like the inodes and files of
+/// [`ReconnectingClient`]. The file system itself assigns the numbers of inodes, which stay from
+/// one server to the next. So an inode is found by its number, and by its path if the number is
+/// another file now. Frontends cache nothing, because the process that serves the file system
+/// changes it unseen.
 pub struct MovingClient {
     inner: ReconnectingClient,
     attr: LastAnswer<Attr>,
@@ -30,8 +31,8 @@ pub struct MovingClient {
 }
 
 impl MovingClient {
-    /// Creates a file system without a server. Until there is one, calls wait up to `limit`, and then fail with
-    /// `EIO`. `name` is for messages.
+    /// Creates a file system without a server. Until there is one, calls wait up to `limit`, and
+    /// then fail with `EIO`. `name` is for messages.
     pub fn new(name: String, limit: Duration) -> MovingClient {
         let table = Arc::new(Mutex::new(ReconnectTable::new()));
         let link = ServerLink::new_unconnected(name, limit, Arc::clone(&table));
@@ -51,8 +52,9 @@ impl MovingClient {
         MovingClient { inner, attr: LastAnswer::default(), space: LastAnswer::default() }
     }
 
-    /// Continues with a file system of this process, after [`leave_server`](MovingClient::leave_server) or
-    /// [`lose`](MovingClient::lose). It must have the inode numbers of all earlier servers.
+    /// Continues with a file system of this process, after
+    /// [`leave_server`](MovingClient::leave_server) or [`lose`](MovingClient::lose). It must have
+    /// the inode numbers of all earlier servers.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
         // This is its only frontend, and caches nothing.
         fs.attach(Origin::new(), Arc::new(NoNotify));
@@ -64,12 +66,13 @@ impl MovingClient {
         self.inner.link.give(CallServer::Remote(Box::new(remote)));
     }
 
-    /// Makes everything durable, and ends the present server when nothing is in progress. Calls wait from then on.
+    /// Makes everything durable, and ends the present server when nothing is in progress. Calls
+    /// wait from then on.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if a call has not ended within `patience`, and the errors of [`FileSystem::syncfs`]: calls then go on
-    /// with the server.
+    /// `EBUSY` if a call has not ended within `patience`, and the errors of [`FileSystem::syncfs`]:
+    /// calls then go on with the server.
     pub fn leave_server(&self, patience: Duration) -> Result<()> {
         if !self.inner.link.part(patience) {
             return Err(Errno::EBUSY);
@@ -116,7 +119,8 @@ impl FileSystem for MovingClient {
     delegate!(to inner, except attach, detach, figures, notes, negative_lifetime, failure_domain,
         getattr, statfs);
 
-    /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
+    /// For the root directory, which every path leads through, a server that does not answer holds
+    /// up few calls.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let ask = || self.inner.getattr(cx, ino, fh);
         if (ino, fh) == (Ino::ROOT, None) { self.attr.get_or_request(ask) } else { ask() }
@@ -127,8 +131,8 @@ impl FileSystem for MovingClient {
         if ino == Ino::ROOT { self.space.get_or_request(ask) } else { ask() }
     }
 
-    /// Frontends cache nothing, so that no notification is needed. A server of another process could also send so
-    /// many that frontends do nothing else.
+    /// Frontends cache nothing, so that no notification is needed. A server of another process
+    /// could also send so many that frontends do nothing else.
     fn attach(&self, _: Origin, _: Arc<dyn Notify>) {}
 
     fn detach(&self, origin: Origin) -> Result<()> {
@@ -142,7 +146,8 @@ impl FileSystem for MovingClient {
         Duration::ZERO
     }
 
-    /// The whole file system is one domain: a process that does not answer holds up only its own file system.
+    /// The whole file system is one domain: a process that does not answer holds up only its own
+    /// file system.
     fn failure_domain(&self, _: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         Some(FailureDomain(1))
     }

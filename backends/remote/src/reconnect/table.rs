@@ -1,7 +1,8 @@
 //! The inodes and open files of a frontend, by numbers that stay when the server changes. No I/O.
 //!
-//! A *connection* has a number, from 1 on. The numbers that a server assigned hold for its connection only; the table
-//! has for each inode and open file the connection in which it was found last.
+//! A *connection* has a number, from 1 on. The numbers that a server assigned hold for its
+//! connection only; the table has for each inode and open file the connection in which it was found
+//! last.
 
 use std::collections::{HashMap, HashSet};
 
@@ -143,7 +144,8 @@ impl ReconnectTable {
         ReconnectTable { epoch: 1, last_ino: Ino::ROOT.0, ..ReconnectTable::default() }
     }
 
-    /// Begins a connection. Returns the handles on which a poll waits, whose files have no waker any more.
+    /// Begins a connection. Returns the handles on which a poll waits, whose files have no waker
+    /// any more.
     pub(super) fn begin(&mut self, epoch: ConnectionEpoch) -> Vec<PollHandle> {
         self.epoch = epoch;
         self.numbers.clear();
@@ -155,7 +157,8 @@ impl ReconnectTable {
         if ino == Ino::ROOT { Some(ino) } else { self.numbers.get(&ino).copied() }
     }
 
-    /// Like [`outer`](ReconnectTable::outer), for the connection `epoch`; `None` if it is not the present one.
+    /// Like [`outer`](ReconnectTable::outer), for the connection `epoch`; `None` if it is not the
+    /// present one.
     pub(super) fn outer_in(&self, ino: Ino, epoch: ConnectionEpoch) -> Option<Ino> {
         self.outer(ino).filter(|_| epoch == self.epoch)
     }
@@ -243,8 +246,8 @@ impl ReconnectTable {
         Ino(self.last_ino)
     }
 
-    /// Returns the place of the inode in a connection. Fails with `ESTALE` for an unknown inode, and for an inode
-    /// that cannot be found again.
+    /// Returns the place of the inode in a connection. Fails with `ESTALE` for an unknown inode,
+    /// and for an inode that cannot be found again.
     pub(super) fn locate(&self, ino: Ino, epoch: ConnectionEpoch) -> Result<InodeWhereabouts> {
         if ino == Ino::ROOT {
             return Ok(InodeWhereabouts::Known(ino));
@@ -372,7 +375,8 @@ impl ReconnectTable {
         self.take(place);
     }
 
-    /// Records the new place of a renamed inode; with `exchanged` the other inode gets the old place.
+    /// Records the new place of a renamed inode; with `exchanged` the other inode gets the old
+    /// place.
     pub(super) fn record_rename(&mut self, from: &NamePlace, to: &NamePlace, exchanged: bool) {
         if from == to {
             return;
@@ -424,8 +428,8 @@ impl ReconnectTable {
         }
     }
 
-    /// Returns the open file in a connection. Fails with `EBADF` for an unknown file, and with `ESTALE` for a file
-    /// that was not found again.
+    /// Returns the open file in a connection. Fails with `EBADF` for an unknown file, and with
+    /// `ESTALE` for a file that was not found again.
     pub(super) fn handle(&self, file: File, epoch: ConnectionEpoch) -> Result<HandleState> {
         let open = self.files.get(&file.fh).filter(|open| open.ino == file.ino);
         let open = open.ok_or(Errno::EBADF)?;
@@ -439,7 +443,8 @@ impl ReconnectTable {
         Ok(HandleState::Closed { caller, flags, is_dir })
     }
 
-    /// Records that a file was opened again. Returns false if it is open in this connection already, or was closed.
+    /// Records that a file was opened again. Returns false if it is open in this connection
+    /// already, or was closed.
     pub(super) fn record_reopen(&mut self, fh: Fh, inner: Fh, epoch: ConnectionEpoch) -> bool {
         let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
             return false;
@@ -501,7 +506,8 @@ impl ReconnectTable {
         }
     }
 
-    /// Before fsync(2): the count of changes. Fails with `EIO`, once for each open file, if changes may be lost.
+    /// Before fsync(2): the count of changes. Fails with `EIO`, once for each open file, if changes
+    /// may be lost.
     pub(super) fn begin_sync(&mut self, file: File, epoch: ConnectionEpoch) -> Result<u64> {
         let (Some(inode), Some(open)) =
             (self.inodes.get_mut(&file.ino), self.files.get_mut(&file.fh))
@@ -511,10 +517,11 @@ impl ReconnectTable {
         inode.unsynced.begin_sync(&mut open.heard, epoch)
     }
 
-    /// Before flush, which a program also causes by ending a child process. Returns the open file on the present
-    /// connection, if it is open there, and true if flush only ends locks: all changes are durable, so that the
-    /// server need not be reached. Fails with `EIO`, any number of times, if locks may be lost, or if changes since
-    /// the file was opened for writing were lost and no call on the open file has failed for it.
+    /// Before flush, which a program also causes by ending a child process. Returns the open file
+    /// on the present connection, if it is open there, and true if flush only ends locks: all
+    /// changes are durable, so that the server need not be reached. Fails with `EIO`, any number of
+    /// times, if locks may be lost, or if changes since the file was opened for writing were lost
+    /// and no call on the open file has failed for it.
     pub(super) fn begin_flush(
         &mut self,
         file: File,
@@ -532,8 +539,8 @@ impl ReconnectTable {
         Ok(is_open.then_some((file, open.no_flush && inode.unsynced.is_clean())))
     }
 
-    /// Everything that the present connection has acknowledged is durable. Changes of earlier ones stay lost until a
-    /// call has failed for them.
+    /// Everything that the present connection has acknowledged is durable. Changes of earlier ones
+    /// stay lost until a call has failed for them.
     pub(super) fn record_syncfs(&mut self) {
         let epoch = self.epoch;
         let inodes = self.inodes.values_mut().map(|inode| &mut inode.unsynced);

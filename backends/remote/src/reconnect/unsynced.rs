@@ -4,7 +4,8 @@ use defuse_fs::{Errno, Result};
 
 use super::table::ConnectionEpoch;
 
-/// The changes of an inode. If the connection in which they were acknowledged has ended, they may be lost.
+/// The changes of an inode. If the connection in which they were acknowledged has ended, they may
+/// be lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UnsyncedChanges {
     changes: u64,
@@ -36,7 +37,8 @@ impl UnsyncedChanges {
         self.changes == self.synced
     }
 
-    /// Returns the losses that a new open file need not report: all, unless no call has reported the last one.
+    /// Returns the losses that a new open file need not report: all, unless no call has reported
+    /// the last one.
     pub(super) fn losses_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
         self.lose(epoch);
         let reported = self.losses - u64::from(self.losses > 0 && !self.reported);
@@ -59,8 +61,8 @@ impl UnsyncedChanges {
         heard.reported < self.losses
     }
 
-    /// True for a loss while the file was open, which no call on it has reported. A sync reports an earlier loss, and
-    /// a close does not.
+    /// True for a loss while the file was open, which no call on it has reported. A sync reports an
+    /// earlier loss, and a close does not.
     pub(super) fn is_news_at_close(&mut self, heard: KnownLosses, epoch: ConnectionEpoch) -> bool {
         self.is_news(heard, epoch) && heard.earlier < self.losses
     }
@@ -130,7 +132,8 @@ mod tests {
         assert!(inode.begin_sync(&mut open, 2).is_ok());
     }
 
-    /// A second application took the device before any call had reported the losses of the first one.
+    /// A second application took the device before any call had reported the losses of the first
+    /// one.
     #[test]
     fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
         let mut inode = UnsyncedChanges::default();

@@ -8,16 +8,16 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 
 type HugeHashMap<T> = HashMap<u64, T, DefaultHashBuilder, HugePages>;
 
-/// The copies of inodes: the current copy of each inode, and the stale copies that are on the device or are being
-/// written.
+/// The copies of inodes: the current copy of each inode, and the stale copies that are on the
+/// device or are being written.
 #[derive(Debug)]
 pub(super) struct InodeCopies {
     live: HugeHashMap<u64>,
     stale: HugeHashMap<StaleSlots>,
 }
 
-/// The slots of an inode's stale copies, at least one. Most inodes have only one; a forged image may assign all slots
-/// to one inode.
+/// The slots of an inode's stale copies, at least one. Most inodes have only one; a forged image
+/// may assign all slots to one inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum StaleSlots {
     One(u64),
@@ -110,7 +110,8 @@ impl InodeCopies {
         is_last
     }
 
-    /// All stale copies, each as inode and slot, sorted: the order of a hash table differs from run to run.
+    /// All stale copies, each as inode and slot, sorted: the order of a hash table differs from run
+    /// to run.
     pub(super) fn list_stale(&self) -> Vec<(u64, u64)> {
         let slots = |(ino, stale): (&u64, &StaleSlots)| {
             let ino = *ino;

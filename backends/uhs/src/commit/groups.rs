@@ -38,7 +38,8 @@ pub(crate) struct SlotWrite {
     pub(crate) body: Vec<u8>,
 }
 
-/// A closed group. Its slots may be written in any order, and at the same time as slots of other groups.
+/// A closed group. Its slots may be written in any order, and at the same time as slots of other
+/// groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClosedGroup {
     pub(crate) number: u64,
@@ -51,7 +52,8 @@ pub(crate) type LeftoverSlots = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
 /// There are too few slots that may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlots {
-    /// There will be enough when a superblock states that [`CommitState::newest_durable`] is durable.
+    /// There will be enough when a superblock states that [`CommitState::newest_durable`] is
+    /// durable.
     UntilMentioned,
     /// There may be enough when the groups that were closed are durable.
     UntilDurable,
@@ -73,7 +75,8 @@ pub(crate) struct CommitState {
     /// For each group that is not durable, the statements of its slots.
     mentions: BTreeMap<u64, GroupStatements>,
     copies: InodeCopies,
-    /// Slots whose overwriting is not durable: by group, each with the inode whose copy is overwritten.
+    /// Slots whose overwriting is not durable: by group, each with the inode whose copy is
+    /// overwritten.
     overwritten: BTreeMap<u64, OverwrittenSlots>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
     removed: HashMap<u64, u64>,
@@ -81,7 +84,8 @@ pub(crate) struct CommitState {
     removal_blocks: HashMap<u64, RemovalBlock>,
     /// The stamps of the needed removal blocks, each with the number of blocks.
     needed_stamps: BTreeMap<u64, usize>,
-    /// Removal blocks that no inode needs, by stamp, until the device states that they are not needed.
+    /// Removal blocks that no inode needs, by stamp, until the device states that they are not
+    /// needed.
     obsolete: BTreeMap<u64, Vec<u64>>,
 }
 
@@ -101,8 +105,8 @@ struct GroupStatements {
 struct RemovalBlock {
     /// Inodes in `removed` that need it.
     needed: usize,
-    /// Its stamp. All blocks from before the mount have one number, which is not above their stamps: slots state a
-    /// higher stamp only when none of those blocks is needed.
+    /// Its stamp. All blocks from before the mount have one number, which is not above their
+    /// stamps: slots state a higher stamp only when none of those blocks is needed.
     stamp: u64,
 }
 
@@ -187,7 +191,8 @@ impl CommitState {
         self.slots.take_where(count, reusable, fits)
     }
 
-    /// Records that the table of chunks durably lies in these blocks: what was in their slots is gone.
+    /// Records that the table of chunks durably lies in these blocks: what was in their slots is
+    /// gone.
     pub(crate) fn hold_table(&mut self, blocks: impl Iterator<Item = u64>) {
         for block in blocks {
             let former = self.slots.get(block).owner();
@@ -229,8 +234,8 @@ impl CommitState {
         self.slots.count_closed_units()
     }
 
-    /// True if a group of so many changes would be written to many places ([`SlotTable::is_scattered`]), although less
-    /// than half of all slots hold current copies.
+    /// True if a group of so many changes would be written to many places
+    /// ([`SlotTable::is_scattered`]), although less than half of all slots hold current copies.
     pub(crate) fn is_scattered(&mut self, count: usize) -> bool {
         let reusable = self.newest_reusable();
         self.slots.count() < 2 * self.copies.count() && self.slots.is_scattered(count, reusable)
@@ -273,8 +278,9 @@ impl CommitState {
         self.next_stamp
     }
 
-    /// The slots of stale copies, with their inodes, and the removal slots that must stay, each with the inodes that
-    /// need it. `None` unless all groups are durable and all slots hold what this state records.
+    /// The slots of stale copies, with their inodes, and the removal slots that must stay, each
+    /// with the inodes that need it. `None` unless all groups are durable and all slots hold what
+    /// this state records.
     pub(crate) fn stale_and_removal_slots(&self) -> Option<LeftoverSlots> {
         let at_rest = self.durable == self.newest_group() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
@@ -335,7 +341,8 @@ impl CommitState {
             InodeChange::Write { ino, body } => Some((ino, body)),
             InodeChange::Remove { .. } => None,
         });
-        // The searches do not depend on each other, so that the processor waits for several of them at once.
+        // The searches do not depend on each other, so that the processor waits for several of them
+        // at once.
         let mut former: SmallVec<[(u64, u64); 4]> = SmallVec::with_capacity(count);
         for ((ino, body), block) in written.zip(blocks.by_ref()) {
             former.extend(self.copies.set_live(ino, block).map(|old| (ino, old)));
@@ -367,8 +374,8 @@ impl CommitState {
         Ok(Some(group))
     }
 
-    /// Records that the slot of `group` at `block` could not be written. Its content is unknown, so the slot is not
-    /// used again. Returns the block of another slot to write instead.
+    /// Records that the slot of `group` at `block` could not be written. Its content is unknown, so
+    /// the slot is not used again. Returns the block of another slot to write instead.
     ///
     /// # Errors
     ///
@@ -444,7 +451,8 @@ impl CommitState {
         if let Some(found) = self.slots.take(count, self.newest_reusable()) {
             return Ok(found);
         }
-        // A full device needs their slots, and a false alarm after a power failure is better than a group that fails.
+        // A full device needs their slots, and a false alarm after a power failure is better than a
+        // group that fails.
         let obsolete = std::mem::take(&mut self.obsolete);
         self.release_all(obsolete);
         if let Some(found) = self.slots.take(count, self.newest_reusable()) {
@@ -458,7 +466,8 @@ impl CommitState {
         Err(if all_durable { NoSlots::Full } else { NoSlots::UntilDurable })
     }
 
-    /// Adds a slot to a group that is being closed. The former content of the slot will be overwritten.
+    /// Adds a slot to a group that is being closed. The former content of the slot will be
+    /// overwritten.
     fn write(
         &mut self,
         group: &mut ClosedGroup,
@@ -475,7 +484,8 @@ impl CommitState {
         self.overwritten.entry(group.number).or_default().push((block, old));
     }
 
-    /// Records that the copy of `ino` at `block` is durably overwritten, perhaps by a newer copy of `ino`.
+    /// Records that the copy of `ino` at `block` is durably overwritten, perhaps by a newer copy of
+    /// `ino`.
     fn copy_is_gone(&mut self, ino: u64, block: u64) {
         if self.slots.get(block).owner() != Some(ino) || !self.slot_is_stale(ino, block) {
             self.forget_copy(ino, block);
@@ -505,8 +515,8 @@ impl CommitState {
         }
     }
 
-    /// Records that no inode needs a removal block. If the block is torn while its slot is written anew, recovery must
-    /// know that it was not needed.
+    /// Records that no inode needs a removal block. If the block is torn while its slot is written
+    /// anew, recovery must know that it was not needed.
     fn is_obsolete(&mut self, block: u64, stamp: u64) {
         match self.rules.removals_wait_for_mention {
             true => {

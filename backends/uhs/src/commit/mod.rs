@@ -1,8 +1,9 @@
 //! Commit groups: changes of inodes become durable together, with neither a journal nor a bitmap.
 //!
-//! This module does no I/O. [`CommitState::close`] turns changes into slots to write, [`CommitState::durable`] records
-//! that they survive a power failure, and [`recover`] turns the slots of a device into its current state. DESIGN.md has
-//! the rule and the reasons; each sentence of the rule that a test can switch off is a field of [`CommitRules`].
+//! This module does no I/O. [`CommitState::close`] turns changes into slots to write,
+//! [`CommitState::durable`] records that they survive a power failure, and [`recover`] turns the
+//! slots of a device into its current state. DESIGN.md has the rule and the reasons; each sentence
+//! of the rule that a test can switch off is a field of [`CommitRules`].
 
 mod copies;
 mod groups;
@@ -21,13 +22,14 @@ pub(crate) use slots::SlotTable;
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::CHUNKS;
 
-/// The sentences of the commit rule that tests switch off, to prove that the crash suite notices. Every other build has
-/// all of them.
+/// The sentences of the commit rule that tests switch off, to prove that the crash suite notices.
+/// Every other build has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommitRules {
     /// A slot that a group freed is used again only when the group is durable.
     pub(crate) reuse_waits_for_group: bool,
-    /// A freed slot is used again only when a durable slot or superblock states that the group is durable.
+    /// A freed slot is used again only when a durable slot or superblock states that the group is
+    /// durable.
     pub(crate) reuse_waits_for_mention: bool,
     /// A removal record stays until every older copy of its inode is durably overwritten.
     pub(crate) removals_outlive_copies: bool,
@@ -39,7 +41,8 @@ pub(crate) struct CommitRules {
     pub(crate) void_slots_are_zeroed: bool,
     /// The newest group that counts is in the superblock before slots are used again.
     pub(crate) mount_is_recorded: bool,
-    /// A mount flushes before it records: the content that it read may lie only in the cache of the device.
+    /// A mount flushes before it records: the content that it read may lie only in the cache of the
+    /// device.
     pub(crate) mount_flushes_first: bool,
     /// A unit of slots leaves the superblock before data uses its blocks.
     pub(crate) units_leave_first: bool,
@@ -91,7 +94,8 @@ pub(crate) struct CommitRules {
     pub(crate) usable: usize,
     /// Bytes that a scan keeps of the bodies of inodes: beyond them, slots are read a second time.
     pub(crate) kept: u64,
-    /// The times of inodes come from a clock that every look steps, so that a seed repeats all bytes.
+    /// The times of inodes come from a clock that every look steps, so that a seed repeats all
+    /// bytes.
     pub(crate) stepped_time: bool,
 }
 

@@ -69,8 +69,8 @@ pub(crate) struct RecoveredState {
     pub(crate) lost_removals: Vec<u64>,
 }
 
-/// Computes the current state from `scan`, which has each slot once, ordered by block. `known` is the group that the
-/// superblock states to be durable.
+/// Computes the current state from `scan`, which has each slot once, ordered by block. `known` is
+/// the group that the superblock states to be durable.
 pub(crate) fn recover(
     scan: &[(u64, ScannedSlot)],
     known: u64,
@@ -117,7 +117,8 @@ pub(crate) fn recover(
         }
         match newer {
             Some(SlotHeader { kind: SlotKind::Inode, ino, stamp, .. }) => {
-                // A slot whose write failed may hold a part of a copy that lies whole in another slot.
+                // A slot whose write failed may hold a part of a copy that lies whole in another
+                // slot.
                 let version = (*stamp, whole, *block);
                 let best = newest.entry(*ino).or_insert(version);
                 *best = (*best).max(version);
@@ -145,8 +146,8 @@ pub(crate) fn recover(
     found
 }
 
-/// The newest group that counts: the newest group that the device states to be durable, and after it all whole groups
-/// up to the first that is not whole.
+/// The newest group that counts: the newest group that the device states to be durable, and after
+/// it all whole groups up to the first that is not whole.
 fn newest_group(scan: &[(u64, ScannedSlot)], known: u64, rules: CommitRules) -> u64 {
     let whole = || {
         scan.iter().filter_map(|(_, scanned)| match scanned {

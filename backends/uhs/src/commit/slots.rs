@@ -1,4 +1,5 @@
-//! The slots of all chunks: the content of each slot, and the time from which it may be overwritten.
+//! The slots of all chunks: the content of each slot, and the time from which it may be
+//! overwritten.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +20,8 @@ const LONG: usize = 64;
 /// Blocks of slots.
 pub(super) type SlotBlocks = SmallVec<[u64; 4]>;
 
-/// A slot. It is used again when it is neither live nor being written, and the group that freed it is
-/// known to be durable.
+/// A slot. It is used again when it is neither live nor being written, and the group that freed it
+/// is known to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InodeSlot {
     /// The inode whose copy lies here, current or stale, or is being written.
@@ -61,9 +62,11 @@ pub(crate) struct SlotTable {
     usable: usize,
     /// Slots with their bit set.
     free: usize,
-    /// Slots that were freed, by the group that freed them, until that group is known to be durable.
+    /// Slots that were freed, by the group that freed them, until that group is known to be
+    /// durable.
     freed: BTreeMap<u64, SlotBlocks>,
-    /// Units that are to become empty, and whose slots are not taken. The bits mark the slots that may be overwritten.
+    /// Units that are to become empty, and whose slots are not taken. The bits mark the slots that
+    /// may be overwritten.
     closed: BTreeMap<u32, SlotBitmap>,
 }
 
@@ -141,8 +144,9 @@ impl SlotTable {
         freed.filter(|freed| **freed == block).for_each(|freed| *freed = other);
     }
 
-    /// Takes `count` slots that may be overwritten when `durable` is the newest group that the device states to be
-    /// durable. `None` if there are fewer. Long runs come first: their slots are written together.
+    /// Takes `count` slots that may be overwritten when `durable` is the newest group that the
+    /// device states to be durable. `None` if there are fewer. Long runs come first: their slots
+    /// are written together.
     pub(crate) fn take(&mut self, count: usize, durable: u64) -> Option<SlotBlocks> {
         self.settle(durable);
         if self.free < count {
@@ -156,7 +160,8 @@ impl SlotTable {
         Some(found)
     }
 
-    /// Takes `count` slots as [`take`](SlotTable::take) does, in ascending order, and only such for which `fits` is true.
+    /// Takes `count` slots as [`take`](SlotTable::take) does, in ascending order, and only such for
+    /// which `fits` is true.
     pub(crate) fn take_where(
         &mut self,
         count: usize,
@@ -185,8 +190,8 @@ impl SlotTable {
         self.chunks.iter().map(|run| run.slots.len()).sum()
     }
 
-    /// True if `count` slots, when they are many, would lie in short runs: each run is a write of its own on the
-    /// device.
+    /// True if `count` slots, when they are many, would lie in short runs: each run is a write of
+    /// its own on the device.
     pub(crate) fn is_scattered(&mut self, count: usize, durable: u64) -> bool {
         if count < LONG || self.usable < usize::MAX {
             return false;
@@ -248,7 +253,8 @@ impl SlotTable {
         }
     }
 
-    /// Takes runs of `least` free slots or more until there are `count`, once around from the cursor.
+    /// Takes runs of `least` free slots or more until there are `count`, once around from the
+    /// cursor.
     fn take_runs(&mut self, least: usize, count: usize, found: &mut SlotBlocks) {
         let (begin, mut at) = self.cursor;
         let chunks = self.chunks.len();
@@ -276,10 +282,10 @@ impl SlotTable {
         }
     }
 
-    /// Closes up to `most` units with the fewest current copies, at most `live` in each. No slot of a closed unit is
-    /// taken before [`reopen`](SlotTable::reopen). With `by_chunk`, units of small chunks come first. Returns the
-    /// units, and the inodes whose slots lie there. Units with removal blocks, or with slots that are being written,
-    /// are left out.
+    /// Closes up to `most` units with the fewest current copies, at most `live` in each. No slot of
+    /// a closed unit is taken before [`reopen`](SlotTable::reopen). With `by_chunk`, units of small
+    /// chunks come first. Returns the units, and the inodes whose slots lie there. Units with
+    /// removal blocks, or with slots that are being written, are left out.
     pub(crate) fn close_units(
         &mut self,
         (most, live): (usize, usize),
@@ -328,8 +334,9 @@ impl SlotTable {
         self.closed.len()
     }
 
-    /// Units all of whose slots may be overwritten when `durable` is the newest group that the device states to be
-    /// durable: closed units, and others from the last on, but only so many that `keep` such slots remain.
+    /// Units all of whose slots may be overwritten when `durable` is the newest group that the
+    /// device states to be durable: closed units, and others from the last on, but only so many
+    /// that `keep` such slots remain.
     pub(crate) fn empty_units(&mut self, keep: usize, durable: u64) -> Vec<u32> {
         self.settle(durable);
         let spare = self.free.saturating_sub(keep) / UNIT_SLOTS;
@@ -343,8 +350,8 @@ impl SlotTable {
         closed.chain(empty.take(spare)).collect()
     }
 
-    /// Removes a unit, all of whose slots may be overwritten. Returns its slots that hold a copy of an inode, each with
-    /// its owner.
+    /// Removes a unit, all of whose slots may be overwritten. Returns its slots that hold a copy of
+    /// an inode, each with its owner.
     pub(crate) fn remove_unit(&mut self, unit: u32) -> Vec<(u64, u64)> {
         let first = u64::from(unit) * UNIT_BLOCKS;
         let (chunk, at) = self.find_place(first);
@@ -379,8 +386,8 @@ fn unit_of(block: u64) -> u32 {
     (block / UNIT_BLOCKS) as u32
 }
 
-/// The number of slots with current copies of inodes. `None` if some slots cannot move: removal blocks, and slots that
-/// are being written.
+/// The number of slots with current copies of inodes. `None` if some slots cannot move: removal
+/// blocks, and slots that are being written.
 fn live_inodes(slots: &[u64]) -> Option<usize> {
     let mut count = 0;
     for slot in slots.iter().map(|word| InodeSlot::unpack(*word)) {

@@ -171,7 +171,8 @@ impl CommitRun {
         changes
     }
 
-    /// Some states in which the power can fail, each with the newest group that was acknowledged before.
+    /// Some states in which the power can fail, each with the newest group that was acknowledged
+    /// before.
     fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, RamDevice)> {
         let mut found = Vec::new();
         let mut cuts = self.sim.power_cuts();
@@ -250,8 +251,9 @@ pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
     run_lives(seed % (1 << 40), CommitRules::ALL)
 }
 
-/// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been
-/// overwritten before could be all that was left in its block, and passed for a damaged one.
+/// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot
+/// that had been overwritten before could be all that was left in its block, and passed for a
+/// damaged one.
 #[test]
 fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
     let mut states = 0;

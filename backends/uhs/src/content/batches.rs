@@ -1,5 +1,5 @@
-//! Batches of pages that are written to the device. Each group has a batch, and so has each run that is written before
-//! its group closes.
+//! Batches of pages that are written to the device. Each group has a batch, and so has each run
+//! that is written before its group closes.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,8 @@ impl BatchTracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the batch of a group that begins, and true if something was written before the group.
+    /// The number of the batch of a group that begins, and true if something was written before the
+    /// group.
     pub(super) fn begin(&self) -> (u64, bool) {
         let mut state = self.lock();
         let number = state.begin();
@@ -51,8 +52,8 @@ impl BatchTracker {
         (number, std::mem::take(&mut state.has_early))
     }
 
-    /// The number of a batch of data in place, and true if something else was written before the group that begins next,
-    /// which has to flush, too.
+    /// The number of a batch of data in place, and true if something else was written before the
+    /// group that begins next, which has to flush, too.
     pub(super) fn begin_in_place(&self) -> (u64, bool) {
         let mut state = self.lock();
         let number = state.begin();
@@ -100,7 +101,8 @@ impl BatchTracker {
         self.written.store(state.newest_written(), Ordering::Release);
     }
 
-    /// Records that these batches of a group are on the device: its own, and the early ones for which it has waited.
+    /// Records that these batches of a group are on the device: its own, and the early ones for
+    /// which it has waited.
     pub(super) fn record_group_write(&self, numbers: impl IntoIterator<Item = u64>) {
         let mut state = self.lock();
         for number in numbers {

@@ -1,19 +1,24 @@
-//! Reads and writes between a device and the memory of a caller (open(2), `O_DIRECT`), without pages.
+//! Reads and writes between a device and the memory of a caller (open(2), `O_DIRECT`), without
+//! pages.
 //!
-//! A file may be used with and without `O_DIRECT` at the same time. Each direct operation looks for pages that differ
-//! from the device. If there are some, it uses them, like all other operations. A direct write drops the other pages of
-//! its range, so that no page is older than the device.
+//! A file may be used with and without `O_DIRECT` at the same time. Each direct operation looks for
+//! pages that differ from the device. If there are some, it uses them, like all other operations. A
+//! direct write drops the other pages of its range, so that no page is older than the device.
 //!
-//! A write to pages that have blocks *overwrites* these blocks from the caller's memory. Until the device is done:
+//! A write to pages that have blocks *overwrites* these blocks from the caller's memory. Until the
+//! device is done:
 //!
 //! - No page is filled from these blocks: the result of such a read is undefined.
 //! - A page that is written meanwhile goes to another block.
-//! - The blocks are not given up: they would be free, and the caller's bytes would be written to another file.
+//! - The blocks are not given up: they would be free, and the caller's bytes would be written to
+//!   another file.
 //!
-//! All three rules apply to blocks and not to pages, since pages may move meanwhile ([`ranges`](super::ranges)).
+//! All three rules apply to blocks and not to pages, since pages may move meanwhile
+//! ([`ranges`](super::ranges)).
 //!
-//! A write to a hole takes new blocks. Only this write knows them until the device has written them. The group that
-//! closes next flushes, and then records the blocks in the file: data is first.
+//! A write to a hole takes new blocks. Only this write knows them until the device has written
+//! them. The group that closes next flushes, and then records the blocks in the file: data is
+//! first.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,7 +30,8 @@ use super::{BlockPool, FileContent};
 use crate::format::inode::{DiskExtent, InodeData};
 use crate::space::BlockRun;
 
-/// Overwritten runs that are remembered. A page that was read before more of them ended is read again.
+/// Overwritten runs that are remembered. A page that was read before more of them ended is read
+/// again.
 const REMEMBERED: usize = 256;
 
 /// Direct writes of one file.
@@ -73,7 +79,8 @@ pub(crate) fn whole_pages(offset: u64, len: u64) -> Option<Range<u64>> {
 }
 
 impl FileContent {
-    /// The place of `len` bytes from `offset` on. `None` if they are not contiguous, or not all on the device.
+    /// The place of `len` bytes from `offset` on. `None` if they are not contiguous, or not all on
+    /// the device.
     pub(crate) fn direct_source(
         &self,
         pool: &BlockPool,
@@ -103,8 +110,9 @@ impl FileContent {
             || self.pages.range(pages.clone()).any(|(_, page)| page.batch > written)
     }
 
-    /// Begins a write of whole pages. `None` if the write involves pages in memory, or if only some of the pages have
-    /// blocks. The caller must pass each target to [`end_direct`](FileContent::end_direct).
+    /// Begins a write of whole pages. `None` if the write involves pages in memory, or if only some
+    /// of the pages have blocks. The caller must pass each target to
+    /// [`end_direct`](FileContent::end_direct).
     ///
     /// # Errors
     ///
@@ -147,8 +155,8 @@ impl FileContent {
         Ok(Some(target))
     }
 
-    /// Ends a write. The device has all bytes unless `written` is an error; the error is `EIO` if the device refused
-    /// some of them. The caller has a handle of the running group.
+    /// Ends a write. The device has all bytes unless `written` is an error; the error is `EIO` if
+    /// the device refused some of them. The caller has a handle of the running group.
     ///
     /// # Errors
     ///
@@ -165,7 +173,8 @@ impl FileContent {
         }
         if written.is_err() || self.ended {
             if new {
-                // Other errors than `EIO` mean that memory was short and the device received nothing.
+                // Other errors than `EIO` mean that memory was short and the device received
+                // nothing.
                 give_back(pool, runs, written != Err(Errno::EIO));
             }
             return Ok(());
@@ -215,7 +224,8 @@ impl FileContent {
         Ok(())
     }
 
-    /// Records that blocks of the file have other bytes; some of these blocks may have been unwritten.
+    /// Records that blocks of the file have other bytes; some of these blocks may have been
+    /// unwritten.
     fn has_overwritten(
         &mut self,
         pool: &BlockPool,
@@ -267,7 +277,8 @@ impl FileContent {
             return;
         }
         self.lost_blocks = true;
-        // Others may take the blocks when the group is durable, so that no write may be in flight then.
+        // Others may take the blocks when the group is durable, so that no write may be in flight
+        // then.
         pool.await_early(&self.early_batches);
         let flights = &self.direct.flights;
         if flights.is_empty() {
@@ -308,7 +319,8 @@ impl FileContent {
     }
 }
 
-/// Gives back blocks that no inode has mentioned. Blocks that the device refused are not used for a while.
+/// Gives back blocks that no inode has mentioned. Blocks that the device refused are not used for a
+/// while.
 fn give_back(pool: &BlockPool, runs: Vec<BlockRun>, are_good: bool) {
     match are_good {
         true => {

@@ -8,15 +8,17 @@ use super::tree::ExtentLeaf;
 use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
 
-/// The extents of a file. They do not overlap. Neighbours are joined where the second continues the first.
+/// The extents of a file. They do not overlap. Neighbours are joined where the second continues the
+/// first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExtentMap {
     /// By first page.
     map: BTreeMap<u64, MappedExtent>,
     /// Blocks of all extents.
     blocks: u64,
-    /// The leaves, if the records of extents lie in blocks of their own. Each key is the first page of a leaf; the leaf
-    /// has the extents that begin from this page up to the key of the next leaf.
+    /// The leaves, if the records of extents lie in blocks of their own. Each key is the first page
+    /// of a leaf; the leaf has the extents that begin from this page up to the key of the next
+    /// leaf.
     leaves: BTreeMap<u64, ExtentLeaf>,
     /// The number of changes, of which some change nothing in the end.
     changes: u64,
@@ -71,7 +73,8 @@ impl ExtentMap {
         self.map.is_empty()
     }
 
-    /// The leaves, the first of which begins with page 0. If there are none, all leaves are written next time.
+    /// The leaves, the first of which begins with page 0. If there are none, all leaves are written
+    /// next time.
     pub(super) fn leaves_mut(&mut self) -> &mut BTreeMap<u64, ExtentLeaf> {
         &mut self.leaves
     }
@@ -210,7 +213,8 @@ impl ExtentMap {
         extents.into_iter().for_each(|extent| self.add(DiskExtent { unwritten: false, ..extent }));
     }
 
-    /// Takes `pages` out, and moves all after them to their place. Returns the blocks that were taken out.
+    /// Takes `pages` out, and moves all after them to their place. Returns the blocks that were
+    /// taken out.
     pub(crate) fn collapse(&mut self, pages: Range<u64>) -> Vec<BlockRun> {
         let freed = self.cut(pages.clone());
         self.split(pages.end);

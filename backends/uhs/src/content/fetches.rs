@@ -5,7 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::FileContent;
 
-/// The fetches of a file that have begun. Fetches that have ended are removed when the next one begins.
+/// The fetches of a file that have begun. Fetches that have ended are removed when the next one
+/// begins.
 #[derive(Default)]
 pub(super) struct FetchList(Vec<(Range<u64>, Arc<PageFetch>)>);
 
@@ -17,7 +18,8 @@ pub(crate) struct PageFetch {
 }
 
 impl PageFetch {
-    /// Waits for the end. The pages are in memory then, unless the fetch failed or the pages were dropped.
+    /// Waits for the end. The pages are in memory then, unless the fetch failed or the pages were
+    /// dropped.
     pub(crate) fn wait(&self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while !*ended {
@@ -41,7 +43,8 @@ impl Drop for FetchGuard {
 }
 
 impl FileContent {
-    /// Begins a fetch of pages that are [missing](FileContent::find_missing) and that no other thread fetches.
+    /// Begins a fetch of pages that are [missing](FileContent::find_missing) and that no other
+    /// thread fetches.
     pub(crate) fn begin_fetch(&mut self, pages: &[(u64, u64)]) -> FetchGuard {
         let fetch = Arc::new(PageFetch::default());
         self.fetches.0.retain(|(_, fetch)| !fetch.has_ended());

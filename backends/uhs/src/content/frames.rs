@@ -21,8 +21,8 @@ const SPARE: usize = 1024;
 /// The number of clock entries that a thread examines to keep the cache small.
 const TURNS: usize = 64;
 
-/// The bytes of a page: a frame of a run. The page shares the run with its neighbours, and shares the frame with a
-/// group while the group writes it.
+/// The bytes of a page: a frame of a run. The page shares the run with its neighbours, and shares
+/// the frame with a group while the group writes it.
 #[derive(Clone)]
 pub(crate) struct PageFrame {
     run: Arc<FrameRun>,
@@ -30,7 +30,8 @@ pub(crate) struct PageFrame {
 }
 
 impl PageFrame {
-    /// The frames of a run, each for a page. A long run is split into several, which are given back separately.
+    /// The frames of a run, each for a page. A long run is split into several, which are given back
+    /// separately.
     pub(crate) fn split_run(run: FrameRun) -> impl Iterator<Item = PageFrame> {
         let mut rest = Some(run);
         let runs = std::iter::from_fn(move || {
@@ -129,8 +130,8 @@ impl FrameSupply {
     }
 }
 
-/// Pages of a content that came into memory together. Each page has the number of the entry, so that no other entry
-/// keeps it.
+/// Pages of a content that came into memory together. Each page has the number of the entry, so
+/// that no other entry keeps it.
 struct CacheEntry {
     content: Weak<Mutex<FileContent>>,
     number: u64,
@@ -171,13 +172,14 @@ impl BlockPool {
         self.memory().map(|memory| &memory.region)
     }
 
-    /// The number of frames in use, and the number at which the cache begins to drop pages that are on the device.
+    /// The number of frames in use, and the number at which the cache begins to drop pages that are
+    /// on the device.
     pub(crate) fn frames_in_use(&self) -> (usize, usize) {
         self.memory().map_or((0, 0), |memory| (memory.in_use(), memory.limit))
     }
 
-    /// Takes up to `count` neighbouring frames. Pages that are on the device may be dropped for them. `None` if all
-    /// frames hold pages that are not on the device or are in use.
+    /// Takes up to `count` neighbouring frames. Pages that are on the device may be dropped for
+    /// them. `None` if all frames hold pages that are not on the device or are in use.
     pub(crate) fn frames(&self, count: usize) -> Option<FrameRun> {
         let memory = self.memory()?;
         while memory.in_use() + count > memory.limit && self.evict(memory, TURNS) > 0 {}
@@ -195,7 +197,8 @@ impl BlockPool {
         }
     }
 
-    /// Frames with these blocks of records, in memory of their own: a group needs them when the cache has none.
+    /// Frames with these blocks of records, in memory of their own: a group needs them when the
+    /// cache has none.
     ///
     /// # Errors
     ///
@@ -245,8 +248,8 @@ impl BlockPool {
         true
     }
 
-    /// Drops pages that were not used since the clock last examined them, if up to `most` entries have some. Returns
-    /// the number of dropped pages.
+    /// Drops pages that were not used since the clock last examined them, if up to `most` entries
+    /// have some. Returns the number of dropped pages.
     fn evict(&self, memory: &FrameCache, most: usize) -> usize {
         let mut turns = memory.clock().len().saturating_mul(2).min(most);
         while turns > 0 {
@@ -263,8 +266,8 @@ impl BlockPool {
         0
     }
 
-    /// Examines some entries. The caller has locked the content `mine`. Entries that keep pages go to the end of the
-    /// clock.
+    /// Examines some entries. The caller has locked the content `mine`. Entries that keep pages go
+    /// to the end of the clock.
     fn advance_clock(
         &self,
         memory: &FrameCache,
@@ -305,7 +308,8 @@ impl BlockPool {
 
 impl FileContent {
     /// Records that pages came into memory. They leave memory in the runs that share their memory
-    /// ([`PageFrame::split_run`]). The clock has at most twice as many entries as frames, and a few more.
+    /// ([`PageFrame::split_run`]). The clock has at most twice as many entries as frames, and a few
+    /// more.
     pub(super) fn remember(&mut self, pool: &BlockPool, first: u64, count: u64) {
         let Some(memory) = pool.memory() else { return };
         let mut new: SmallVec<[CacheEntry; 1]> = SmallVec::new();

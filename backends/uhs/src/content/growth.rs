@@ -1,8 +1,10 @@
-//! Blocks ahead of a file that grows: reserved blocks that the file takes next, and no other file takes meanwhile.
+//! Blocks ahead of a file that grows: reserved blocks that the file takes next, and no other file
+//! takes meanwhile.
 //!
-//! The more a file has grown since it was opened, the more is reserved: as many blocks again, then whole units. So a
-//! file that is appended to with a sync each has few extents, however many such files there are. When the file is
-//! closed, or space is short, the reserved blocks are given back ([`BlockSpace`]).
+//! The more a file has grown since it was opened, the more is reserved: as many blocks again, then
+//! whole units. So a file that is appended to with a sync each has few extents, however many such
+//! files there are. When the file is closed, or space is short, the reserved blocks are given back
+//! ([`BlockSpace`]).
 
 use std::ops::Range;
 
@@ -17,7 +19,8 @@ const FEWEST: u64 = 16;
 /// Units that are kept at most: 64 MiB.
 const MOST_UNITS: u64 = 32;
 
-/// Runs of a unit of pages up to which no data moves: a file that grows with blocks ahead has fewer.
+/// Runs of a unit of pages up to which no data moves: a file that grows with blocks ahead has
+/// fewer.
 const SCATTERED: usize = 16;
 
 /// The growth of a file.
@@ -30,7 +33,8 @@ pub(super) struct FileGrowth {
 }
 
 impl FileContent {
-    /// True if the pages that take blocks now continue the file at its end, behind pages that have blocks.
+    /// True if the pages that take blocks now continue the file at its end, behind pages that have
+    /// blocks.
     pub(super) fn continues_growth(&mut self, pages: &Range<u64>) -> bool {
         let before =
             self.extents.last_before(pages.start).is_some_and(|extent| extent.end() == pages.start);
@@ -43,8 +47,8 @@ impl FileContent {
         grows
     }
 
-    /// Takes up to `count` blocks ahead of the file for the pages from `page` on. If there are none, others are
-    /// reserved first.
+    /// Takes up to `count` blocks ahead of the file for the pages from `page` on. If there are
+    /// none, others are reserved first.
     pub(super) fn take_ahead(
         &mut self,
         pool: &BlockPool,
@@ -83,8 +87,8 @@ impl FileContent {
         pool.has_plenty(space, wanted).then(|| space.keep_ahead(owner, wanted, near, keep + 1))?
     }
 
-    /// The units of pages that are [scattered](FileContent::is_scattered), and of which the last group wrote pages for
-    /// the first time.
+    /// The units of pages that are [scattered](FileContent::is_scattered), and of which the last
+    /// group wrote pages for the first time.
     pub(crate) fn list_scattered(&self) -> Vec<u64> {
         if self.extents.count() <= SCATTERED {
             return Vec::new();
@@ -96,7 +100,8 @@ impl FileContent {
         units
     }
 
-    /// True if all pages of a unit of pages have data, in so many runs that one unit of blocks is better.
+    /// True if all pages of a unit of pages have data, in so many runs that one unit of blocks is
+    /// better.
     pub(crate) fn is_scattered(&self, unit: u64) -> bool {
         let pages = unit * UNIT_BLOCKS..(unit + 1) * UNIT_BLOCKS;
         let has_data = |page: u64| self.extents.find(page).is_some_and(|extent| !extent.unwritten);

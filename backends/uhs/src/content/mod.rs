@@ -1,23 +1,26 @@
 //! The bytes of one file: inline, or pages and the extents that locate them.
 //!
-//! This module knows no names, permissions or times, and does no I/O. Other modules rely on these rules:
+//! This module knows no names, permissions or times, and does no I/O. Other modules rely on these
+//! rules:
 //!
-//! - A [`FileContent`] is in the [`SharedContent`] of one inode. Names and attributes are in `names/`, which keeps
-//!   copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no content. A caller that changes a content
-//!   passes the new [`ContentSummary`] to `NameStore::settle` before it unlocks the content.
-//! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while a device works:
-//!   [`FileContent::find_missing`] returns the pages to read, [`FileContent::fill`] takes them in. Meanwhile,
-//!   [`FileContent::begin_fetch`] makes other readers wait.
-//! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and returns
-//!   without waiting for anything.
-//! - A change needs pages and frames ([`ChangeDemand`]), which are read and taken while nothing is locked.
-//! - A closing group stops all handles and calls [`FileContent::allocate_blocks`] for each content with dirty pages:
-//!   pages get their blocks, and their frames are *shared* with the group. A later write to a shared page takes another
-//!   frame. So changes go on while the group is written.
-//! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls of other methods find
-//!   an empty content.
-//! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no longer mentions
-//!   them is durable.
+//! - A [`FileContent`] is in the [`SharedContent`] of one inode. Names and attributes are in
+//!   `names/`, which keeps copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no
+//!   content. A caller that changes a content passes the new [`ContentSummary`] to
+//!   `NameStore::settle` before it unlocks the content.
+//! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while
+//!   a device works: [`FileContent::find_missing`] returns the pages to read, [`FileContent::fill`]
+//!   takes them in. Meanwhile, [`FileContent::begin_fetch`] makes other readers wait.
+//! - A method that changes a content is called with a handle of the running group
+//!   (`GroupLock::enter`), and returns without waiting for anything.
+//! - A change needs pages and frames ([`ChangeDemand`]), which are read and taken while nothing is
+//!   locked.
+//! - A closing group stops all handles and calls [`FileContent::allocate_blocks`] for each content
+//!   with dirty pages: pages get their blocks, and their frames are *shared* with the group. A
+//!   later write to a shared page takes another frame. So changes go on while the group is written.
+//! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls
+//!   of other methods find an empty content.
+//! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that
+//!   no longer mentions them is durable.
 
 mod batches;
 mod direct;
@@ -93,8 +96,8 @@ pub(crate) struct FileContent {
     has_failed_write: bool,
     /// Blocks that the durable inode may have were given up since the last group.
     lost_blocks: bool,
-    /// From this page on blocks have moved since the last group: durable until this batch is, the inode
-    /// has them elsewhere.
+    /// From this page on blocks have moved since the last group: durable until this batch is, the
+    /// inode has them elsewhere.
     shifted: Option<(u64, u64)>,
     /// The size and the changes of extents that the last group has recorded in the inode.
     recorded: (u64, u64),
@@ -181,8 +184,8 @@ impl FileContent {
         ContentSummary { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
-    /// True if the group may leave the data to the next one: it has so many pages at least, and the inode on the device
-    /// has no block that others may take when the group is durable.
+    /// True if the group may leave the data to the next one: it has so many pages at least, and the
+    /// inode on the device has no block that others may take when the group is durable.
     pub(crate) fn may_wait(&self, rules: CommitRules, least: usize) -> bool {
         let early: u64 = self.early.iter().map(|run| run.end - run.start).sum();
         let pages = self.dirty.len() + early as usize;
@@ -191,8 +194,8 @@ impl FileContent {
         pages >= least && keeps && is_whole
     }
 
-    /// True if the data can be written in place, without a group: size and blocks are as the last group recorded them,
-    /// and the data is little, so that others may wait for it.
+    /// True if the data can be written in place, without a group: size and blocks are as the last
+    /// group recorded them, and the data is little, so that others may wait for it.
     pub(crate) fn is_as_recorded(&self, pool: &BlockPool) -> bool {
         let rules = pool.commit_rules();
         let is_recorded = self.recorded == (self.size, self.extents.changes())
@@ -225,8 +228,9 @@ impl FileContent {
         self.ended = true;
     }
 
-    /// Drops everything that can be read again: pages, inline data, a target. Returns the data to remember, which is at
-    /// most one extent; `None` if more is needed, or if the device does not have the content yet.
+    /// Drops everything that can be read again: pages, inline data, a target. Returns the data to
+    /// remember, which is at most one extent; `None` if more is needed, or if the device does not
+    /// have the content yet.
     pub(crate) fn retire(&mut self, pool: &BlockPool) -> Option<InodeData> {
         let mut extents = self.extents.iter();
         let left = match (&self.data, extents.next(), extents.next()) {

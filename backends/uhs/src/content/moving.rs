@@ -10,13 +10,14 @@ use crate::format::UNIT_BLOCKS;
 use crate::format::inode::DiskExtent;
 
 impl FileContent {
-    /// True where a block of the file, or one with its records, is one of these. All blocks of a unit are, or none.
+    /// True where a block of the file, or one with its records, is one of these. All blocks of a
+    /// unit are, or none.
     pub(crate) fn has_blocks_at(&self, is: &dyn Fn(u64) -> bool) -> bool {
         self.has_records_at(is) || self.next_at(0, 1, is).is_some()
     }
 
-    /// The first pages from `page` on whose blocks are among these: up to `most` of one extent. All blocks of a
-    /// unit are, or none.
+    /// The first pages from `page` on whose blocks are among these: up to `most` of one extent. All
+    /// blocks of a unit are, or none.
     pub(crate) fn next_at(
         &self,
         page: u64,
@@ -48,8 +49,8 @@ impl FileContent {
         ChangeDemand { missing, ..ChangeDemand::default() }
     }
 
-    /// Lets the next group write these pages to other blocks, as far as theirs are among these. Returns how many
-    /// move.
+    /// Lets the next group write these pages to other blocks, as far as theirs are among these.
+    /// Returns how many move.
     ///
     /// # Errors
     ///

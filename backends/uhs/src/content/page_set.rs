@@ -11,8 +11,8 @@ const WORD: u64 = u64::BITS as u64;
 /// The numbers of some pages.
 pub(super) type PageNumbers = SmallVec<[u64; 8]>;
 
-/// A set of page numbers, in words of 64 neighbours. Pages of a file come in runs, which are added, counted and taken
-/// out a word at a time.
+/// A set of page numbers, in words of 64 neighbours. Pages of a file come in runs, which are added,
+/// counted and taken out a word at a time.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PageSet {
     /// By the number of the first page divided by 64. No word is empty.

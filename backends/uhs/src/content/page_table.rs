@@ -8,8 +8,8 @@ use super::pages::CachedPage;
 /// Pages of a group.
 const GROUP: usize = 16;
 
-/// Pages by number, in groups of neighbours. The tree of groups is small enough for the caches of the processor; a tree
-/// of pages would not be.
+/// Pages by number, in groups of neighbours. The tree of groups is small enough for the caches of
+/// the processor; a tree of pages would not be.
 #[derive(Default)]
 pub(super) struct PageTable {
     /// By the number of the first page divided by [`GROUP`]. No group is empty.

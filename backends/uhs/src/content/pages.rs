@@ -55,7 +55,8 @@ impl FileContent {
         let pages = touched_pages(offset, end);
         let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
-        // Unwritten blocks that a device is overwriting count as missing, since a reader must wait for the write.
+        // Unwritten blocks that a device is overwriting count as missing, since a reader must wait
+        // for the write.
         let has_data = |extent: &DiskExtent| !extent.unwritten || self.is_overwriting();
         for extent in self.extents.iter_range(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
@@ -115,7 +116,8 @@ impl FileContent {
         self.version
     }
 
-    /// Adds pages that were read from the device while the [`version`](FileContent::version) stayed unchanged.
+    /// Adds pages that were read from the device while the [`version`](FileContent::version) stayed
+    /// unchanged.
     pub(crate) fn fill(&mut self, pool: &BlockPool, first: u64, frames: &[PageFrame]) {
         let mut new = false;
         for (page, frame) in (first..).zip(frames) {
@@ -156,8 +158,8 @@ impl FileContent {
         append_zeros(out, end.saturating_sub(at))
     }
 
-    /// Writes at `offset`, with the frames that [`need_write`](FileContent::need_write) demands. Returns the number of
-    /// bytes written, which is smaller if space has run out.
+    /// Writes at `offset`, with the frames that [`need_write`](FileContent::need_write) demands.
+    /// Returns the number of bytes written, which is smaller if space has run out.
     ///
     /// # Errors
     ///
@@ -262,8 +264,8 @@ impl FileContent {
         Ok(bytes)
     }
 
-    /// Makes sure that there will be blocks for pages that have none, all at once. False, with nothing changed, where
-    /// each page must be looked at.
+    /// Makes sure that there will be blocks for pages that have none, all at once. False, with
+    /// nothing changed, where each page must be looked at.
     fn promise_new(&mut self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         let count = (pages.end - pages.start) as usize;
         let known = self.promised.count(pages.clone()) > 0
@@ -284,8 +286,8 @@ impl FileContent {
         true
     }
 
-    /// Makes sure that there will be a block for a page that is about to change. With `moves`, its present block must
-    /// not be overwritten, because a durable inode uses it. `ENOSPC`.
+    /// Makes sure that there will be a block for a page that is about to change. With `moves`, its
+    /// present block must not be overwritten, because a durable inode uses it. `ENOSPC`.
     pub(super) fn promise(&mut self, pool: &BlockPool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(page);
         let moves = moves || self.is_shifted(pool, page) || self.is_overwritten(page);
@@ -308,8 +310,8 @@ impl FileContent {
         Ok(())
     }
 
-    /// True if the page or a neighbour in the same extent is dirty, so that both are one extent when they are
-    /// written.
+    /// True if the page or a neighbour in the same extent is dirty, so that both are one extent
+    /// when they are written.
     fn is_beside_dirty(&self, page: u64) -> bool {
         let goes_on = |page: u64| self.extents.find(page).is_some_and(|extent| extent.count > 1);
         let dirty = |page: u64| self.dirty.contains(page);
@@ -388,7 +390,8 @@ impl FileContent {
         Ok(())
     }
 
-    /// Changes the size of the file, with the frames that [`need_size`](FileContent::need_size) demands.
+    /// Changes the size of the file, with the frames that [`need_size`](FileContent::need_size)
+    /// demands.
     ///
     /// # Errors
     ///
@@ -454,9 +457,9 @@ impl FileContent {
         pool.forget_pages(dirty, promised);
     }
 
-    /// Drops the pages of a clock entry, which came into memory together, if all of them are on the device and none was
-    /// used since the last call: the memory of a run is free when its last page is. Returns the number of dropped
-    /// pages, and true if the entry stays.
+    /// Drops the pages of a clock entry, which came into memory together, if all of them are on the
+    /// device and none was used since the last call: the memory of a run is free when its last page
+    /// is. Returns the number of dropped pages, and true if the entry stays.
     pub(super) fn evict(
         &mut self,
         pool: &BlockPool,

@@ -20,9 +20,9 @@ const BEGINNING: u32 = 64;
 const RUNNING: u64 = u64::MAX;
 
 impl FileContent {
-    /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is written before the inode.
-    /// `batch` is the number of the group among the groups that write data. With `skip_stuck`, stuck pages wait for the
-    /// next group. True if the inode changed.
+    /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is
+    /// written before the inode. `batch` is the number of the group among the groups that write
+    /// data. With `skip_stuck`, stuck pages wait for the next group. True if the inode changed.
     ///
     /// # Errors
     ///
@@ -54,8 +54,8 @@ impl FileContent {
         Ok(changed)
     }
 
-    /// The pages that a write of `len` bytes at `offset` made ready to be written before their group: whole runs of
-    /// `run` pages, all of which wait for a block.
+    /// The pages that a write of `len` bytes at `offset` made ready to be written before their
+    /// group: whole runs of `run` pages, all of which wait for a block.
     pub(crate) fn take_ready(
         &mut self,
         pool: &BlockPool,
@@ -74,8 +74,9 @@ impl FileContent {
         is_ready.then_some(pages)
     }
 
-    /// Gives blocks to pages that are [`take_ready`](FileContent::take_ready), and returns the pages to be written at once, with
-    /// the number of their batch. The next group records these blocks in the inode, once they are written.
+    /// Gives blocks to pages that are [`take_ready`](FileContent::take_ready), and returns the
+    /// pages to be written at once, with the number of their batch. The next group records these
+    /// blocks in the inode, once they are written.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl FileContent {
         Ok((batch, data))
     }
 
-    /// Takes the dirty pages of a content that [is as recorded](FileContent::is_as_recorded), each with its block, to be
-    /// written as this batch.
+    /// Takes the dirty pages of a content that [is as recorded](FileContent::is_as_recorded), each
+    /// with its block, to be written as this batch.
     ///
     /// # Errors
     ///
@@ -129,7 +130,8 @@ impl FileContent {
         std::mem::take(&mut self.early_batches)
     }
 
-    /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode changed.
+    /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode
+    /// changed.
     fn allocate_for_pages(
         &mut self,
         pool: &BlockPool,
@@ -173,9 +175,9 @@ impl FileContent {
         Ok(())
     }
 
-    /// Takes blocks for pages that have none, in the place of a promise of so many: whole units for whole units of
-    /// pages, else blocks behind the blocks of the pages before. A file that grows takes its blocks ahead. `EIO` if the
-    /// space was not promised; the promise is unchanged then.
+    /// Takes blocks for pages that have none, in the place of a promise of so many: whole units for
+    /// whole units of pages, else blocks behind the blocks of the pages before. A file that grows
+    /// takes its blocks ahead. `EIO` if the space was not promised; the promise is unchanged then.
     pub(super) fn find_blocks(
         &mut self,
         pool: &BlockPool,
@@ -188,8 +190,8 @@ impl FileContent {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
             let count = in_unit.min(pages.end - page) as u32;
             let before = taken.last().copied().or_else(|| self.extents.last_before(page));
-            // Pages behind a hole are not placed where the pages of the hole would continue, but beside others that are
-            // written now.
+            // Pages behind a hole are not placed where the pages of the hole would continue, but
+            // beside others that are written now.
             let before = before.filter(|extent| extent.end() == page);
             let near = before.map(|extent| extent.block + u64::from(extent.count) - 1);
             let mut space = pool.space();

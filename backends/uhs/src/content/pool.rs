@@ -19,8 +19,8 @@ pub(crate) const KEEP_UNITS: u32 = 2;
 /// Blocks that the records of inodes may need beside the data.
 const KEEP_BLOCKS: u64 = 128;
 
-/// The most blocks that could not be written and are withheld. With more, the device is broken, and the oldest are
-/// given up.
+/// The most blocks that could not be written and are withheld. With more, the device is broken, and
+/// the oldest are given up.
 const BAD: usize = 512;
 
 /// The number of free units below which no file reserves blocks ahead while inodes are made.
@@ -32,8 +32,8 @@ const PLENTY: u64 = 16;
 /// The part of the free blocks that may wait for groups to be durable.
 const WAITING: u64 = 8;
 
-/// Memory of an inode without extended attributes, further names, and extents outside of its slot: its record, a name
-/// of the usual length, and its places in three tables.
+/// Memory of an inode without extended attributes, further names, and extents outside of its slot:
+/// its record, a name of the usual length, and its places in three tables.
 pub(crate) const INODE_MEMORY: u64 = 256;
 
 /// Blocks in use, promises, and counts of pages.
@@ -53,7 +53,8 @@ pub(crate) struct BlockPool {
     inodes: AtomicU64,
     slots: AtomicU64,
     chunks: AtomicU64,
-    /// Memory of names but the first, attributes and extents, and the memory that the index may take.
+    /// Memory of names but the first, attributes and extents, and the memory that the index may
+    /// take.
     records: AtomicU64,
     index_limit: AtomicU64,
     /// Pages that differ from the device.
@@ -132,8 +133,8 @@ impl BlockPool {
         *self.rules.get().unwrap_or(&CommitRules::ALL)
     }
 
-    /// The number of all blocks, and of the blocks that files can still take. Some of these become free only after a
-    /// commit, for which an operation without space waits.
+    /// The number of all blocks, and of the blocks that files can still take. Some of these become
+    /// free only after a commit, for which an operation without space waits.
     pub(crate) fn count_blocks(&self) -> (u64, u64) {
         let space = self.space();
         let free = space.free_blocks() + self.waiting.load(Ordering::Relaxed);
@@ -163,8 +164,8 @@ impl BlockPool {
         space.free_blocks() - u64::from(units) * UNIT_BLOCKS
     }
 
-    /// Sets blocks aside. `sure` also takes blocks that are kept for operations that must succeed on a full device.
-    /// False if too few are left.
+    /// Sets blocks aside. `sure` also takes blocks that are kept for operations that must succeed
+    /// on a full device. False if too few are left.
     pub(crate) fn promise(&self, count: u64, sure: bool) -> bool {
         if count == 0 {
             return true;
@@ -209,8 +210,8 @@ impl BlockPool {
         self.unpromise(old);
     }
 
-    /// True if promised blocks are only free after a group becomes durable, or if so many blocks wait for groups that
-    /// new data would spread over more units.
+    /// True if promised blocks are only free after a group becomes durable, or if so many blocks
+    /// wait for groups that new data would spread over more units.
     pub(crate) fn needs_durable(&self) -> bool {
         let space = self.space();
         let waiting = self.waiting.load(Ordering::Relaxed);
@@ -259,8 +260,8 @@ impl BlockPool {
         self.chunks.store(chunks, Ordering::Relaxed);
     }
 
-    /// Slots that inodes do not have, as far as slots and free units go. With `surely`, a chunk may have no
-    /// more than a unit.
+    /// Slots that inodes do not have, as far as slots and free units go. With `surely`, a chunk may
+    /// have no more than a unit.
     pub(crate) fn free_slots(&self, surely: bool) -> u64 {
         let mut space = self.space();
         if u64::from(space.free_units()) < SHORT && space.give_back_all_ahead() {
@@ -272,7 +273,8 @@ impl BlockPool {
         let chunks = self.chunks.load(Ordering::Relaxed);
         let most = match surely {
             true => chunks,
-            // Where there can be few chunks, each is a long run of units that is left, or a part of it.
+            // Where there can be few chunks, each is a long run of units that is left, or a part of
+            // it.
             false if chunks < units => space.longest_runs((chunks - chunks.div_ceil(8)) as usize),
             false => units,
         };
@@ -282,7 +284,8 @@ impl BlockPool {
         all.saturating_sub(self.inodes.load(Ordering::Relaxed) + listed as u64)
     }
 
-    /// Takes up to `wanted` units for slots, but no promised ones. Returns the first unit and the number of units.
+    /// Takes up to `wanted` units for slots, but no promised ones. Returns the first unit and the
+    /// number of units.
     pub(crate) fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut space = self.space();
         let most = self.unpromised_units(&space).max(self.reserved_units(&space));
@@ -322,7 +325,8 @@ impl BlockPool {
         self.has_ahead.store(space.has_ahead(), Ordering::Relaxed);
     }
 
-    /// True if a file that grows may keep so many blocks ahead: a share of all stays free beside them.
+    /// True if a file that grows may keep so many blocks ahead: a share of all stays free beside
+    /// them.
     pub(super) fn has_plenty(&self, space: &BlockSpace, count: u32) -> bool {
         self.free_of(space) >= space.blocks() / PLENTY + u64::from(count)
     }
@@ -334,8 +338,8 @@ impl BlockPool {
             && self.has_plenty(space, count * UNIT_BLOCKS as u32)
     }
 
-    /// Takes units, as [`take_units`](BlockPool::take_units), for slots that only make writes faster: a quarter of all
-    /// units stays free.
+    /// Takes units, as [`take_units`](BlockPool::take_units), for slots that only make writes
+    /// faster: a quarter of all units stays free.
     pub(crate) fn take_spare_units(&self, wanted: u32) -> Option<(u32, u32)> {
         self.has_spare_units(wanted).then(|| self.take_units(wanted)).flatten()
     }
@@ -366,7 +370,8 @@ impl BlockPool {
         self.dirty.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Pages are gone, or go to the device: so many that are dirty, and so many that have a promise.
+    /// Pages are gone, or go to the device: so many that are dirty, and so many that have a
+    /// promise.
     pub(super) fn forget_pages(&self, dirty: usize, promised: usize) {
         self.dirty.fetch_sub(dirty, Ordering::Relaxed);
         self.unpromise(promised as u64);
@@ -377,13 +382,14 @@ impl BlockPool {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// The number of the batch of a group that begins, and true where something was written before it.
+    /// The number of the batch of a group that begins, and true where something was written before
+    /// it.
     pub(crate) fn next_batch(&self) -> (u64, bool) {
         self.batches.begin()
     }
 
-    /// The number of a batch of data that is written in place, without a group, and true if something else was written
-    /// before.
+    /// The number of a batch of data that is written in place, without a group, and true if
+    /// something else was written before.
     pub(crate) fn next_batch_in_place(&self) -> (u64, bool) {
         self.batches.begin_in_place()
     }
@@ -430,7 +436,8 @@ impl BlockPool {
         self.batches.take_awaited()
     }
 
-    /// The newest batch for which its pages, and the pages of all earlier batches, are on the device.
+    /// The newest batch for which its pages, and the pages of all earlier batches, are on the
+    /// device.
     pub(super) fn newest_written(&self) -> u64 {
         self.batches.newest_written()
     }

@@ -46,12 +46,13 @@ impl FileContent {
         need
     }
 
-    /// Changes the blocks of a range, with the frames that [`need_fallocate`](FileContent::need_fallocate) demands.
+    /// Changes the blocks of a range, with the frames that
+    /// [`need_fallocate`](FileContent::need_fallocate) demands.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` for a mode that does not exist, `EINVAL` for a range that the mode does not allow,
-    /// `EFBIG`, `ENOSPC`.
+    /// `EOPNOTSUPP` for a mode that does not exist, `EINVAL` for a range that the mode does not
+    /// allow, `EFBIG`, `ENOSPC`.
     pub(crate) fn fallocate(
         &mut self,
         pool: &BlockPool,
@@ -141,8 +142,8 @@ impl FileContent {
         Ok(())
     }
 
-    /// Takes blocks for all holes, in the place of promises, if there is space for the records that they need.
-    /// `ENOSPC`, with the promises gone.
+    /// Takes blocks for all holes, in the place of promises, if there is space for the records that
+    /// they need. `ENOSPC`, with the promises gone.
     fn find_all_blocks(
         &mut self,
         pool: &BlockPool,

@@ -23,8 +23,8 @@ struct SequentialReader {
 }
 
 impl ReadaheadState {
-    /// The reader whose last read ended at one of the offsets, and true if it is known. A new reader replaces the
-    /// reader that has been idle longest.
+    /// The reader whose last read ended at one of the offsets, and true if it is known. A new
+    /// reader replaces the reader that has been idle longest.
     fn reader(&mut self, ends: [u64; 2]) -> (&mut SequentialReader, bool) {
         let known = self.0.iter().position(|reader| ends.contains(&reader.end));
         self.0[..=known.unwrap_or(READERS - 1)].rotate_right(1);
@@ -44,8 +44,8 @@ impl FileContent {
         self.ahead.reader([offset, end]).0.end = end;
     }
 
-    /// The number of bytes to read ahead after a range with missing pages: 0 unless the range follows an earlier read.
-    /// The number doubles each time. The cache has `cache` pages.
+    /// The number of bytes to read ahead after a range with missing pages: 0 unless the range
+    /// follows an earlier read. The number doubles each time. The cache has `cache` pages.
     pub(crate) fn bytes_to_read_ahead(&mut self, offset: u64, len: u64, cache: usize) -> u64 {
         // One page that was read in two parts counts as well.
         let (reader, is_known) = self.ahead.reader([offset; 2]);

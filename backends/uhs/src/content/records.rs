@@ -1,9 +1,10 @@
 //! Space for the records of an inode that do not fit into its slot.
 //!
-//! Every change of such an inode writes all records anew, while the old ones are in use. So there is a promise of
-//! blocks for the next copy as long as the inode exists. It is made when the records grow: the operation that grows
-//! them fails with ENOSPC, and a commit never does. Let a copy need n blocks, and let the copy that was written last
-//! have w. The next group takes n blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
+//! Every change of such an inode writes all records anew, while the old ones are in use. So there
+//! is a promise of blocks for the next copy as long as the inode exists. It is made when the
+//! records grow: the operation that grows them fails with ENOSPC, and a commit never does. Let a
+//! copy need n blocks, and let the copy that was written last have w. The next group takes n
+//! blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +59,8 @@ impl OverflowRecords {
         memory_of(self.enough).max(self.others as u64)
     }
 
-    /// True if the records have blocks, or blocks are set aside for them: the content must stay in memory.
+    /// True if the records have blocks, or blocks are set aside for them: the content must stay in
+    /// memory.
     pub(super) fn is_used(&self) -> bool {
         !self.blocks.is_empty() || self.aside > 0
     }
@@ -69,7 +71,8 @@ fn memory_of(bytes: usize) -> u64 {
     copy_blocks(bytes) * BLOCK as u64
 }
 
-/// Blocks of one copy of records of so many bytes, with the blocks of pointers; 0 if the records fit into the slot.
+/// Blocks of one copy of records of so many bytes, with the blocks of pointers; 0 if the records
+/// fit into the slot.
 fn copy_blocks(bytes: usize) -> u64 {
     if HEAD + bytes <= BODY {
         return 0;
@@ -80,7 +83,8 @@ fn copy_blocks(bytes: usize) -> u64 {
 }
 
 impl FileContent {
-    /// Bytes of the records with data of so many bytes. The first name may become the longest that there is.
+    /// Bytes of the records with data of so many bytes. The first name may become the longest that
+    /// there is.
     fn bytes_with(&self, data: usize) -> usize {
         NAME_BYTES + self.outside.others + RECORD_BYTES + data
     }
@@ -128,8 +132,8 @@ impl FileContent {
         false
     }
 
-    /// Makes sure that there is space for the records of so many more extents. `sure` also takes reserved space.
-    /// `ENOSPC`.
+    /// Makes sure that there is space for the records of so many more extents. `sure` also takes
+    /// reserved space. `ENOSPC`.
     pub(super) fn promise_extents(
         &mut self,
         pool: &BlockPool,
@@ -164,8 +168,8 @@ impl FileContent {
         if self.cover(pool, bytes, false) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
-    /// Makes sure that there is space for the records when all names but the first, and attributes, have so
-    /// many bytes. `ENOSPC`.
+    /// Makes sure that there is space for the records when all names but the first, and attributes,
+    /// have so many bytes. `ENOSPC`.
     pub(crate) fn promise_others(&mut self, pool: &BlockPool, others: usize) -> Result<()> {
         let bytes = self.record_bytes(0) - self.outside.others + others;
         let more = others.saturating_sub(self.outside.others) as u64;
@@ -197,8 +201,9 @@ impl FileContent {
         self.outside.others
     }
 
-    /// Replaces the blocks with records by the blocks that a group writes. The old ones are free when the group is
-    /// durable. `others` are the bytes of all names but the first, and of attributes.
+    /// Replaces the blocks with records by the blocks that a group writes. The old ones are free
+    /// when the group is durable. `others` are the bytes of all names but the first, and of
+    /// attributes.
     pub(crate) fn replace_records(&mut self, pool: &BlockPool, runs: Vec<BlockRun>, others: usize) {
         self.forget_tree();
         let old: Vec<u64> = self.record_blocks().collect();
@@ -211,7 +216,8 @@ impl FileContent {
         self.outside.splits = 0;
     }
 
-    /// Removes the blocks `old` from the copy, which are free when the group is durable, and adds the blocks `new`.
+    /// Removes the blocks `old` from the copy, which are free when the group is durable, and adds
+    /// the blocks `new`.
     pub(super) fn exchange_records(
         &mut self,
         pool: &BlockPool,
@@ -254,8 +260,8 @@ impl FileContent {
         self.set_aside(pool, others);
     }
 
-    /// Sets aside as many blocks as the records need with `others`. There is space for them, as the documentation of
-    /// this module explains.
+    /// Sets aside as many blocks as the records need with `others`. There is space for them, as the
+    /// documentation of this module explains.
     fn set_aside(&mut self, pool: &BlockPool, others: usize) {
         let before = self.outside.memory();
         self.outside.others = others;

@@ -220,7 +220,8 @@ impl ContentWorkload {
         assert_eq!(self.volume.size(), self.model.len() as u64);
     }
 
-    /// Checks that bytes outside of the ranges with data are zeros, and that the ranges follow each other.
+    /// Checks that bytes outside of the ranges with data are zeros, and that the ranges follow each
+    /// other.
     fn holes(&self) {
         let size = self.model.len() as u64;
         let mut at = 0;
@@ -345,8 +346,8 @@ fn large_file(rules: CommitRules) {
     assert!(whole, "{:?}", content.extents);
 }
 
-// Each close listed the file once more, and the oldest entry left memory for each new one: files that were
-// opened all the time, too.
+// Each close listed the file once more, and the oldest entry left memory for each new one: files
+// that were opened all the time, too.
 #[test]
 fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     const FILES: usize = 100;
@@ -388,8 +389,8 @@ fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     assert!(here <= options.cache_pages / 4, "{here} of {FILES}");
 }
 
-// The pages that an insertion moved were remembered by the distance between the first and the last: four writes and one
-// call took gigabytes.
+// The pages that an insertion moved were remembered by the distance between the first and the last:
+// four writes and one call took gigabytes.
 #[test]
 fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
     const KEEP: u32 = Fallocate::KEEP_SIZE;
@@ -433,14 +434,16 @@ fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
             volume.fs().syncfs(&cx()).unwrap();
             volume.fs().engine().pool().clock_entries()
         };
-        // A distance of pages that made 24 MiB of entries, and a distance that would make more than there is memory.
+        // A distance of pages that made 24 MiB of entries, and a distance that would make more than
+        // there is memory.
         let (near, far, farther) = (entries(1 << 16), entries(1 << 36), 1 << 60);
         assert!(near <= 16 && far == near, "{text}: {near} entries, {far} over a longer hole");
         assert_eq!(entries(farther), near, "{text}");
     }
 }
 
-// The clock kept an entry for each page that ever came into memory, as long as memory was not short.
+// The clock kept an entry for each page that ever came into memory, as long as memory was not
+// short.
 #[test]
 fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
     let volume = small();
@@ -467,8 +470,8 @@ fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
     assert!(in_use <= limit + 64, "{in_use} frames of {limit}");
 }
 
-// A block that was taken counted once more as promised, until the caller gave its promise up: the largest allocation
-// was half of the free space, and others met ENOSPC meanwhile.
+// A block that was taken counted once more as promised, until the caller gave its promise up: the
+// largest allocation was half of the free space, and others met ENOSPC meanwhile.
 #[test]
 fn blocks_that_are_taken_take_the_place_of_their_promise() {
     let volume = small();

@@ -1,12 +1,15 @@
-//! The records of a file with many extents, in leaves. A change writes only the leaves that it concerns.
+//! The records of a file with many extents, in leaves. A change writes only the leaves that it
+//! concerns.
 //!
-//! A leaf has the extents that begin in a range of pages. It is written to another block when one of them has changed,
-//! in two or more when it is full, and together with a neighbour when both have few. Blocks of pointers are written if
-//! one of their pointers has changed. So the number of blocks that a group writes depends on the number of changes, and
-//! hardly on the number of extents.
+//! A leaf has the extents that begin in a range of pages. It is written to another block when one
+//! of them has changed, in two or more when it is full, and together with a neighbour when both
+//! have few. Blocks of pointers are written if one of their pointers has changed. So the number of
+//! blocks that a group writes depends on the number of changes, and hardly on the number of
+//! extents.
 //!
-//! There are blocks for a whole dense copy, as for all records ([`records`](super::records)). If the next change then
-//! needs more than a copy, and space is short, all leaves are written anew and dense.
+//! There are blocks for a whole dense copy, as for all records ([`records`](super::records)). If
+//! the next change then needs more than a copy, and space is short, all leaves are written anew and
+//! dense.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +23,8 @@ use crate::format::inode::{
 };
 use crate::format::slot::BODY;
 
-/// Extents of the leaves into which a full leaf is divided at most: later extents will come between them.
+/// Extents of the leaves into which a full leaf is divided at most: later extents will come between
+/// them.
 const FILLED: usize = EXTENTS_OF_BLOCK / 4 * 3;
 
 /// Extents of two neighbouring leaves that become one.
@@ -87,8 +91,9 @@ impl FileContent {
         self.tree = ExtentTree::default();
     }
 
-    /// Adds the changed records to `out`, with new blocks: the records of extents, and `others`, which come before
-    /// them. `others_bytes` are the bytes of all names but the first, and of attributes.
+    /// Adds the changed records to `out`, with new blocks: the records of extents, and `others`,
+    /// which come before them. `others_bytes` are the bytes of all names but the first, and of
+    /// attributes.
     ///
     /// # Errors
     ///
@@ -148,8 +153,8 @@ impl FileContent {
         plan
     }
 
-    /// Divides leaves that have too many extents, and joins neighbours that have few. Returns the blocks of the changed
-    /// leaves.
+    /// Divides leaves that have too many extents, and joins neighbours that have few. Returns the
+    /// blocks of the changed leaves.
     fn balance(&mut self) -> Vec<u64> {
         let mut freed = Vec::new();
         let touched: Vec<u64> = changed_leaves(self.extents.leaves_mut()).collect();
@@ -178,8 +183,8 @@ impl FileContent {
         freed
     }
 
-    /// Joins the leaf of `page` with its neighbours while they have few extents. Returns its first page, its end, and
-    /// the number of its extents.
+    /// Joins the leaf of `page` with its neighbours while they have few extents. Returns its first
+    /// page, its end, and the number of its extents.
     fn join_few(&mut self, page: u64, freed: &mut Vec<u64>) -> (u64, u64, usize) {
         let (mut first, mut end) = (page, self.end_of(page));
         let mut count = self.extents.count_in(first..end);
@@ -209,8 +214,8 @@ impl FileContent {
         self.extents.leaves_mut().range(page + 1..).next().map_or(u64::MAX, |(page, _)| *page)
     }
 
-    /// All pointers, in order; `None` for blocks that are to be written. `others` is the number of blocks before the
-    /// leaves, if these are to be written.
+    /// All pointers, in order; `None` for blocks that are to be written. `others` is the number of
+    /// blocks before the leaves, if these are to be written.
     fn pointers(&mut self, others: Option<usize>) -> Vec<Option<BlockPointer>> {
         let mut all: Vec<Option<BlockPointer>> = match others {
             Some(count) => vec![None; count],
@@ -229,7 +234,8 @@ impl FileContent {
         same.then_some(*pointer)
     }
 
-    /// True where the plan needs no more blocks than are set aside, and leaves enough for a whole copy.
+    /// True where the plan needs no more blocks than are set aside, and leaves enough for a whole
+    /// copy.
     fn has_room(&mut self, pool: &BlockPool, plan: &CopyPlan, others: usize) -> bool {
         let (aside, copy) = (self.reserved_blocks(), self.blocks_of_copy(others));
         let missing = plan.count.saturating_sub(aside as usize) as u64;

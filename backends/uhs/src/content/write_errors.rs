@@ -1,8 +1,8 @@
 //! Pages that the device did not take.
 //!
 //! A block that cannot be written is not used again soon, and its page gets another one. When
-//! others fail, too, the page is *stuck*: it stays in memory, the inode on the device has the block from before or a
-//! hole, and every commit tries again. Until then each sync of the file fails.
+//! others fail, too, the page is *stuck*: it stays in memory, the inode on the device has the block
+//! from before or a hole, and every commit tries again. Until then each sync of the file fails.
 
 use super::page_set::{PageNumbers, PageSet};
 use super::{BlockPool, FileContent};
@@ -10,8 +10,9 @@ use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
 
 impl FileContent {
-    /// Records the blocks that could not be written, in order. Their pages get other blocks, if there is space; with
-    /// `stuck`, not in the group that is being written. True if the inode has one of these blocks.
+    /// Records the blocks that could not be written, in order. Their pages get other blocks, if
+    /// there is space; with `stuck`, not in the group that is being written. True if the inode has
+    /// one of these blocks.
     pub(crate) fn lose_blocks(&mut self, pool: &BlockPool, lost: &[u64], stuck: bool) -> bool {
         let is_lost = |block: u64| lost.binary_search(&block).is_ok();
         let mut concerned = self.has_records_at(is_lost);
@@ -73,8 +74,8 @@ impl FileContent {
         pool.quarantine(replaced.map(|block| BlockRun { block, count: 1 }).collect());
     }
 
-    /// True if bytes of the file are only in memory, because the device does not take them. Also true, once, after such
-    /// bytes were given up.
+    /// True if bytes of the file are only in memory, because the device does not take them. Also
+    /// true, once, after such bytes were given up.
     pub(crate) fn has_failed(&mut self) -> bool {
         std::mem::take(&mut self.has_failed_write) || !self.stuck.is_empty()
     }
@@ -94,7 +95,8 @@ impl FileContent {
         }
     }
 
-    /// The pages that take a block in the next group, and the pages that it writes: all, or all that are not stuck.
+    /// The pages that take a block in the next group, and the pages that it writes: all, or all
+    /// that are not stuck.
     pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (PageNumbers, PageNumbers) {
         let none = PageSet::default();
         let waits = if skip_stuck { &self.waits } else { &none };

@@ -65,13 +65,14 @@ struct PendingGroup {
 }
 
 impl UhsEngine {
-    /// Makes everything durable that operations did until now. `EIO` where the device failed, now or
-    /// before.
+    /// Makes everything durable that operations did until now. `EIO` where the device failed, now
+    /// or before.
     pub(crate) fn commit(&self, extent: SyncScope) -> Result<()> {
         self.commit_for(QueuePurpose::Caller, extent)
     }
 
-    /// Makes everything durable for a purpose: data of the group is written by queues of that purpose.
+    /// Makes everything durable for a purpose: data of the group is written by queues of that
+    /// purpose.
     ///
     /// # Errors
     ///
@@ -92,7 +93,8 @@ impl UhsEngine {
         }
         let mut turn = self.take_write_turn();
         store.wait_for_room(IN_FLIGHT);
-        // Only one caller has received the error of an earlier failure, but the changes of all may be lost.
+        // Only one caller has received the error of an earlier failure, but the changes of all may
+        // be lost.
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
@@ -139,7 +141,8 @@ impl UhsEngine {
         self.list_stuck();
         let group = match self.gate.has_changes() {
             true => self.begin_group(store, turn, wanted, (true, purpose)),
-            // Threads that wrote before this one have closed their groups, so that these have numbers.
+            // Threads that wrote before this one have closed their groups, so that these have
+            // numbers.
             false => {
                 Ok(WrittenGroups { group: store.newest_group(), slots: None, data_group: None })
             }
@@ -196,7 +199,8 @@ impl UhsEngine {
         }
         // The file system has no users any more.
         let save = |groups: &CommitState| {
-            // After refused writes, the next mount must read the device itself: a scan uses nothing else.
+            // After refused writes, the next mount must read the device itself: a scan uses nothing
+            // else.
             if self.refused.load(Ordering::Relaxed) {
                 return None;
             }
@@ -224,7 +228,8 @@ impl UhsEngine {
         }
     }
 
-    /// Loads the data of inodes of failed groups into memory: the content of their slots is unknown.
+    /// Loads the data of inodes of failed groups into memory: the content of their slots is
+    /// unknown.
     fn reload_failed_inodes(&self) {
         let mut waiting = lock(&self.waiting);
         let stored: Vec<(u64, DiskInode)> =
@@ -266,10 +271,10 @@ impl UhsEngine {
         written.slots.map_or(Ok(written.group), |slots| store.finish(slots))
     }
 
-    /// Closes the running group, writes its data, and begins to write its slots. Data of a group of its own is left for
-    /// [`finish_data_group`](UhsEngine::finish_data_group). With `now`, a sync follows: data that is one run is then
-    /// written through. That is one operation of the device where write and flush are two, and syncs that begin
-    /// meanwhile share the next one.
+    /// Closes the running group, writes its data, and begins to write its slots. Data of a group of
+    /// its own is left for [`finish_data_group`](UhsEngine::finish_data_group). With `now`, a sync
+    /// follows: data that is one run is then written through. That is one operation of the device
+    /// where write and flush are two, and syncs that begin meanwhile share the next one.
     fn begin_group(
         &self,
         store: &InodeStore,
@@ -310,9 +315,10 @@ impl UhsEngine {
         Ok(WrittenGroups { group, slots, data_group })
     }
 
-    /// Writes the data of a closed group, and begins to write its slots. `lost` are the blocks that could not be
-    /// written, if the data has been written. The data group that was divided from it becomes a part of it if data is lost.
-    /// Returns its number, and its slots if they are in flight.
+    /// Writes the data of a closed group, and begins to write its slots. `lost` are the blocks that
+    /// could not be written, if the data has been written. The data group that was divided from it
+    /// becomes a part of it if data is lost. Returns its number, and its slots if they are in
+    /// flight.
     pub(super) fn begin_closed(
         &self,
         store: &InodeStore,
@@ -346,8 +352,8 @@ impl UhsEngine {
         written
     }
 
-    /// Completes a group, and makes its data durable. Blocks that cannot be written are replaced by others; then the
-    /// group also gets the changes made meanwhile.
+    /// Completes a group, and makes its data durable. Blocks that cannot be written are replaced by
+    /// others; then the group also gets the changes made meanwhile.
     fn write_before(
         &self,
         store: &InodeStore,
@@ -374,8 +380,8 @@ impl UhsEngine {
         Err(device_error("write data")(defuse_block::Errno::IO))
     }
 
-    /// Completes the bodies of inodes whose data is not in memory. The data is in the slots on the device, which are
-    /// not overwritten before a newer copy is durable. Returns these inodes.
+    /// Completes the bodies of inodes whose data is not in memory. The data is in the slots on the
+    /// device, which are not overwritten before a newer copy is durable. Returns these inodes.
     fn add_stored(&self, batch: &mut CommitBatch) -> Result<Vec<(u64, DiskInode)>, StoreError> {
         let inos: Vec<u64> = batch.stored.iter().map(|at| batch.changes[*at].ino()).collect();
         let found = self.read_slots(&inos)?;

@@ -1,9 +1,9 @@
-//! Compaction of units: small blocks leave the units that have few of them, so that these units are free for inodes and
-//! for large files.
+//! Compaction of units: small blocks leave the units that have few of them, so that these units are
+//! free for inodes and for large files.
 //!
-//! Blocks move as every change does: their pages are written to new blocks, the inode points to these in a group, and
-//! the old ones are free when the group is durable. Only an operation that would find no space otherwise waits for a
-//! compaction.
+//! Blocks move as every change does: their pages are written to new blocks, the inode points to
+//! these in a group, and the old ones are free when the group is durable. Only an operation that
+//! would find no space otherwise waits for a compaction.
 //!
 //! Units of slots without content are given back, too (`vacate.rs`).
 
@@ -29,8 +29,8 @@ const UNITS: usize = 8;
 /// Pages that move with one handle of the running group.
 const PAGES: u64 = 64;
 
-/// Units that are free without a compaction: the share of all units, and at least so many more than the units that are
-/// kept for inodes.
+/// Units that are free without a compaction: the share of all units, and at least so many more than
+/// the units that are kept for inodes.
 const SHARE: u64 = 64;
 const LEAST: u64 = 4;
 pub(super) const MOST: u64 = 256;
@@ -56,7 +56,8 @@ pub(super) struct Compaction {
 struct CompactionState {
     /// Units that did not become free: something holds their blocks.
     stubborn: BTreeSet<usize>,
-    /// The number of blocks that had been given back since the mount when a round found nothing to gain.
+    /// The number of blocks that had been given back since the mount when a round found nothing to
+    /// gain.
     futile_at: Option<u64>,
 }
 
@@ -69,7 +70,8 @@ impl Compaction {
 }
 
 impl UhsEngine {
-    /// Makes units free if they are short, for an operation that waits for space. True if some became free.
+    /// Makes units free if they are short, for an operation that waits for space. True if some
+    /// became free.
     pub(super) fn compact_now(&self) -> Result<bool> {
         let mut slots = self.give_back_slots(NOW, true)?;
         if slots == 0 {
@@ -82,7 +84,8 @@ impl UhsEngine {
         Ok(compacted || slots > 0)
     }
 
-    /// Makes units free if they are short, unless a compaction runs, and gives back units of slots if there are many.
+    /// Makes units free if they are short, unless a compaction runs, and gives back units of slots
+    /// if there are many.
     pub(super) fn compact_before_need(&self) {
         let kept = if self.pool.has_spare_units(0) { PLENTY } else { BEFORE };
         if self.slots_free() > 2 * self.slots_to_keep(kept) {
@@ -118,8 +121,8 @@ impl UhsEngine {
         self.empty(BlockSpace::small_units).2
     }
 
-    /// True if few units are free, and the others together have so many free blocks that a compaction may be worth its
-    /// cost.
+    /// True if few units are free, and the others together have so many free blocks that a
+    /// compaction may be worth its cost.
     fn lacks_units(&self, least: u32) -> bool {
         let small = self.pool.space().units().small_free_blocks;
         small >= UNIT_BLOCKS + u64::from(least) && self.lacks_free_units()
@@ -152,14 +155,16 @@ impl UhsEngine {
         moved.map(|()| gained > 0)
     }
 
-    /// Empties units. Returns the number of units that became free, the units that did not, and the outcome.
+    /// Empties units. Returns the number of units that became free, the units that did not, and the
+    /// outcome.
     fn empty(
         &self,
         choose: impl FnOnce(&BlockSpace) -> Vec<usize>,
     ) -> (usize, Vec<usize>, Result<()>) {
         let leaving = {
             let mut space = self.pool.space();
-            // Blocks ahead of a file belong to no content, so that a unit with them could not be emptied.
+            // Blocks ahead of a file belong to no content, so that a unit with them could not be
+            // emptied.
             space.give_back_all_ahead();
             let leaving = choose(&space);
             space.close(&leaving);

@@ -28,8 +28,8 @@ const PATIENCE: usize = 16;
 /// Bytes of a copy at most, so that it ends soon.
 const LONGEST_COPY: u64 = 64 << 20;
 
-/// Pages that were read for an operation. Until it is done they get into the cache again whenever a want of
-/// memory drops them.
+/// Pages that were read for an operation. Until it is done they get into the cache again whenever a
+/// want of memory drops them.
 #[derive(Default)]
 struct FetchedPages {
     purpose: QueuePurpose,
@@ -41,8 +41,8 @@ struct FetchedPages {
 }
 
 impl FetchedPages {
-    /// Puts the pages into the cache. Pages that may be older than the device are read again. `EDEADLK` for the thread
-    /// that would wait for itself.
+    /// Puts the pages into the cache. Pages that may be older than the device are read again.
+    /// `EDEADLK` for the thread that would wait for itself.
     fn fill(&mut self, content: &mut FileContent, pool: &BlockPool) -> Result<()> {
         if self.version != content.version() {
             self.version = content.version();
@@ -132,7 +132,8 @@ impl UhsEngine {
         }
     }
 
-    /// The content of a regular file. Fails with `EISDIR`, and with `EINVAL` for other inodes without data.
+    /// The content of a regular file. Fails with `EISDIR`, and with `EINVAL` for other inodes
+    /// without data.
     pub(super) fn data(&self, ino: u64) -> Result<SharedContent> {
         self.names.check_data(ino)?;
         self.content(ino)
@@ -178,7 +179,8 @@ impl UhsEngine {
             taken.map(|taken| (offset, taken))
         })?;
         self.write_behind(&content, offset, taken as u64);
-        // Writers that are faster than the device wait for it. The committing thread begins earlier.
+        // Writers that are faster than the device wait for it. The committing thread begins
+        // earlier.
         let dirty = self.pool.dirty();
         if dirty > self.options.dirty_pages {
             self.commit(SyncScope::Memory)?;
@@ -220,13 +222,13 @@ impl UhsEngine {
         })
     }
 
-    /// Copies bytes from one file to another, or to another place in the same file, in parts. Returns the number of
-    /// bytes.
+    /// Copies bytes from one file to another, or to another place in the same file, in parts.
+    /// Returns the number of bytes.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for ranges of one file that overlap, `EOVERFLOW`, and the errors of reads and writes if nothing was
-    /// copied.
+    /// `EINVAL` for ranges of one file that overlap, `EOVERFLOW`, and the errors of reads and
+    /// writes if nothing was copied.
     pub(crate) fn copy(&self, copy: &CopyRange, kill_suidgid: bool) -> Result<u64> {
         let (from, to) = (copy.src.ino.0, copy.dst.ino.0);
         let ends =
@@ -333,7 +335,8 @@ impl UhsEngine {
         Err(Errno::ENOMEM)
     }
 
-    /// Frames for all blocks of a run, in parts that one operation of the device can have, each with its first block.
+    /// Frames for all blocks of a run, in parts that one operation of the device can have, each
+    /// with its first block.
     pub(super) fn frames_of(&self, run: BlockRun) -> Result<Vec<(u64, FrameRun)>> {
         let (mut parts, mut at) = (Vec::new(), run.block);
         while at < run.end() {
@@ -381,8 +384,8 @@ impl UhsEngine {
         Ok(())
     }
 
-    /// Writes the data of a group, and makes it durable. Returns the blocks that the device does not take, in
-    /// order; then nothing is durable.
+    /// Writes the data of a group, and makes it durable. Returns the blocks that the device does
+    /// not take, in order; then nothing is durable.
     pub(super) fn write_data(
         &self,
         store: &InodeStore,
@@ -416,7 +419,8 @@ impl UhsEngine {
                     lost.push(one.0);
                 }
             }
-            // One log line for all blocks: a log that is not read, such as a full pipe, would block commits.
+            // One log line for all blocks: a log that is not read, such as a full pipe, would block
+            // commits.
             let refused = lost.len() - before;
             if refused > 0 {
                 log::warn!(

@@ -1,19 +1,21 @@
 //! Data groups: files of which nothing but much data has changed, in a group of their own.
 //!
-//! Such data takes long, and nothing else needs it. So a group that closes leaves these files to a second group, which
-//! has the same moment. Its data is written while no right is held; then it gets its number and its slots. Groups that
-//! close meanwhile overtake it, and have earlier numbers. So they may contain nothing that must be later:
+//! Such data takes long, and nothing else needs it. So a group that closes leaves these files to a
+//! second group, which has the same moment. Its data is written while no right is held; then it
+//! gets its number and its slots. Groups that close meanwhile overtake it, and have earlier
+//! numbers. So they may contain nothing that must be later:
 //!
-//! - A group with an inode of the data group would be followed by an older state of that inode. It waits, unless the
-//!   inode may wait for the next group ([`ClosePlan::busy`](crate::group::ClosePlan)).
+//! - A group with an inode of the data group would be followed by an older state of that inode. It
+//!   waits, unless the inode may wait for the next group
+//!   ([`ClosePlan::busy`](crate::group::ClosePlan)).
 //! - A sync of a file of the data group waits for it, also where the file has not changed since.
 //! - There is one data group at a time.
 //!
-//! After a power failure a file of a data group is as before, or as the data group has it: as with a file whose data
-//! waits for the next group.
+//! After a power failure a file of a data group is as before, or as the data group has it: as with
+//! a file whose data waits for the next group.
 //!
-//! The thread that has closed a data group writes it. A thread that waits for a data group that no thread writes yet
-//! does so itself.
+//! The thread that has closed a data group writes it. A thread that waits for a data group that no
+//! thread writes yet does so itself.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -73,8 +75,8 @@ impl WriteTurn<'_> {
         groups.closed
     }
 
-    /// Waits for the data group, if there is one and `concerns` is true of its ordinal and its inodes. True if it has
-    /// waited. The right is given back meanwhile.
+    /// Waits for the data group, if there is one and `concerns` is true of its ordinal and its
+    /// inodes. True if it has waited. The right is given back meanwhile.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! Direct reads and writes (open(2), `O_DIRECT`) of callers that wait. `content/direct.rs` has the rules.
+//! Direct reads and writes (open(2), `O_DIRECT`) of callers that wait. `content/direct.rs` has the
+//! rules.
 
 use std::cell::Cell;
 
@@ -33,7 +34,8 @@ thread_local! {
     static IS_LINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True on the thread that ends direct operations, which may run code of the callers that began them.
+/// True on the thread that ends direct operations, which may run code of the callers that began
+/// them.
 pub(super) fn is_line() -> bool {
     IS_LINE.get()
 }
@@ -124,7 +126,8 @@ impl UhsEngine {
         }
     }
 
-    /// Ends a direct write, as [`FileContent::end_direct`] does. `EBUSY` where it must be done again by the cache.
+    /// Ends a direct write, as [`FileContent::end_direct`] does. `EBUSY` where it must be done
+    /// again by the cache.
     pub(super) fn end_direct(
         &self,
         (ino, content): (u64, &SharedContent),

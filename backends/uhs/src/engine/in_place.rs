@@ -1,18 +1,19 @@
-//! Syncs of data that is overwritten in place, without a group: fdatasync(2) of a file whose inode is as a group wrote
-//! it, but for its times.
+//! Syncs of data that is overwritten in place, without a group: fdatasync(2) of a file whose inode
+//! is as a group wrote it, but for its times.
 //!
-//! The data goes to blocks that the inode has, as the data of a group does, and a flush makes it durable. The inode
-//! stays in the running group, which writes the times later. The groups that wrote the inode are durable when the call
-//! returns.
+//! The data goes to blocks that the inode has, as the data of a group does, and a flush makes it
+//! durable. The inode stays in the running group, which writes the times later. The groups that
+//! wrote the inode are durable when the call returns.
 //!
-//! A sync begins while it holds the right to write groups, and gives the right back before it writes. So syncs of several
-//! files write at the same time, and these rules keep the order of writes:
+//! A sync begins while it holds the right to write groups, and gives the right back before it
+//! writes. So syncs of several files write at the same time, and these rules keep the order of
+//! writes:
 //!
-//! - A group closes when no data in place is on its way. It may have newer bytes of the same blocks, and it may free these
-//!   blocks for others.
+//! - A group closes when no data in place is on its way. It may have newer bytes of the same
+//!   blocks, and it may free these blocks for others.
 //! - Syncs of one file write one after the other.
-//! - Until its flush is over, the data may be lost. A group that closes before, and another sync of the file, flush as
-//!   well: they may be acknowledged first.
+//! - Until its flush is over, the data may be lost. A group that closes before, and another sync of
+//!   the file, flush as well: they may be acknowledged first.
 //!
 //! A thread that waits for data that no thread writes yet writes it itself.
 
@@ -123,8 +124,8 @@ impl InPlaceSyncs {
 }
 
 impl UhsEngine {
-    /// Makes the data of a file durable, if it was overwritten in place and nothing else has changed. False if that
-    /// needs a group.
+    /// Makes the data of a file durable, if it was overwritten in place and nothing else has
+    /// changed. False if that needs a group.
     pub(super) fn sync_in_place(&self, ino: u64) -> Result<bool> {
         match self.begin_in_place(ino)? {
             Some(rest) => self.finish_in_place(rest),
@@ -206,7 +207,8 @@ impl UhsEngine {
         }
     }
 
-    /// Waits until no data in place is on its way: of one file, or of all. Data that no thread writes yet is written.
+    /// Waits until no data in place is on its way: of one file, or of all. Data that no thread
+    /// writes yet is written.
     fn wait_in_place(&self, ino: Option<u64>) {
         let waits = match ino {
             Some(_) => self.rules.syncs_in_place_take_turns,

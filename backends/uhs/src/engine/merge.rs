@@ -1,8 +1,9 @@
-//! Large units for files that grew in small blocks: when all pages of 2 MiB have data and lie in many runs, they move
-//! to one unit.
+//! Large units for files that grew in small blocks: when all pages of 2 MiB have data and lie in
+//! many runs, they move to one unit.
 //!
-//! Pages move as in a compaction: their pages are written to new blocks, the inode points to these in a group, and the
-//! old ones are free when the group is durable. It happens in the background, and only while many units are free.
+//! Pages move as in a compaction: their pages are written to new blocks, the inode points to these
+//! in a group, and the old ones are free when the group is durable. It happens in the background,
+//! and only while many units are free.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

@@ -1,4 +1,5 @@
-//! Queues of the device that all threads share ([`SeparatedDevice`]), instead of a queue for each thread.
+//! Queues of the device that all threads share ([`SeparatedDevice`]), instead of a queue for each
+//! thread.
 
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
 //! Operations that a caller submits without waiting for them.
 //!
-//! A direct read or write of contiguous blocks goes between the memory of its owner and the device, by one thread with
-//! a queue of its own, the *line*: so many operations are in flight, and a system call begins some and waits for
-//! others. Another thread performs everything else that would block (a sync, data that is in the cache), one operation
-//! after the other.
+//! A direct read or write of contiguous blocks goes between the memory of its owner and the device,
+//! by one thread with a queue of its own, the *line*: so many operations are in flight, and a
+//! system call begins some and waits for others. Another thread performs everything else that would
+//! block (a sync, data that is in the cache), one operation after the other.
 //!
-//! Answers may run code of the owner on the line, which may begin further operations. The line must not wait for one:
-//! see [`is_line`].
+//! Answers may run code of the owner on the line, which may begin further operations. The line must
+//! not wait for one: see [`is_line`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

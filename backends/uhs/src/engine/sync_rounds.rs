@@ -1,7 +1,9 @@
-//! Syncs that share a group: one of them, the leader, closes and writes it, and the others sleep until it is durable.
+//! Syncs that share a group: one of them, the leader, closes and writes it, and the others sleep
+//! until it is durable.
 //!
-//! A *round* is open to all callers until its leader closes it, which is before the group closes. So every member has
-//! made its changes before. While the leader waits for its turn, others join; and each of them is woken once.
+//! A *round* is open to all callers until its leader closes it, which is before the group closes.
+//! So every member has made its changes before. While the leader waits for its turn, others join;
+//! and each of them is woken once.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -40,8 +42,8 @@ struct RoundMembers {
     durable: Option<bool>,
 }
 
-/// The duty to make everything durable that was done before [`close`](SyncRound::close). Dropped without
-/// [`end`](SyncRound::end), it has failed for all members.
+/// The duty to make everything durable that was done before [`close`](SyncRound::close). Dropped
+/// without [`end`](SyncRound::end), it has failed for all members.
 pub(super) struct SyncRound<'a> {
     rounds: &'a SyncRounds,
     number: u64,
@@ -50,8 +52,8 @@ pub(super) struct SyncRound<'a> {
 }
 
 impl SyncRounds {
-    /// Returns the open round to its first member, the leader. The others wait; `None` if everything is durable then
-    /// that they want: the data of the file `ino`, or of all files.
+    /// Returns the open round to its first member, the leader. The others wait; `None` if
+    /// everything is durable then that they want: the data of the file `ino`, or of all files.
     ///
     /// # Errors
     ///

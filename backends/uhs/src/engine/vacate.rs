@@ -1,7 +1,9 @@
-//! Units of slots are given back if they hold nothing, and inodes leave units that have few of them.
+//! Units of slots are given back if they hold nothing, and inodes leave units that have few of
+//! them.
 //!
-//! An inode moves as it does with every change: a group writes it to another slot. Meanwhile, no slot of the unit is
-//! taken. When that group is durable, and the device states so, the unit is empty.
+//! An inode moves as it does with every change: a group writes it to another slot. Meanwhile, no
+//! slot of the unit is taken. When that group is durable, and the device states so, the unit is
+//! empty.
 
 use std::sync::atomic::Ordering;
 
@@ -17,13 +19,14 @@ use crate::store::InodeStore;
 #[cfg(test)]
 use crate::store::UnitUse;
 
-/// Slots that may be overwritten and that stay, plus one for each so many inodes: while an operation waits for space,
-/// before that, and while there is much space.
+/// Slots that may be overwritten and that stay, plus one for each so many inodes: while an
+/// operation waits for space, before that, and while there is much space.
 pub(super) const NOW: (u64, u64) = (1024, 16);
 pub(super) const BEFORE: (u64, u64) = (2048, 4);
 pub(super) const PLENTY: (u64, u64) = (2048, 1);
 
-/// Units that are emptied at a time, and inodes that one of them may have: while an operation waits, and before that.
+/// Units that are emptied at a time, and inodes that one of them may have: while an operation
+/// waits, and before that.
 pub(super) const FEW_NOW: (usize, usize) = (8, 448);
 pub(super) const FEW: (usize, usize) = (4, 256);
 
@@ -38,13 +41,15 @@ impl UhsEngine {
         }
     }
 
-    /// The number of free slots that stay when others are given back: `least`, and one for each `share` inodes.
+    /// The number of free slots that stay when others are given back: `least`, and one for each
+    /// `share` inodes.
     pub(super) fn slots_to_keep(&self, (least, share): (u64, u64)) -> u64 {
         least + self.pool.inodes().load(Ordering::Relaxed) / share
     }
 
-    /// Gives back units of slots without content, and keeps some slots ([`slots_to_keep`](UhsEngine::slots_to_keep)).
-    /// Returns the number of units. With `now`, an operation waits for them.
+    /// Gives back units of slots without content, and keeps some slots
+    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns the number of units. With `now`, an
+    /// operation waits for them.
     pub(crate) fn give_back_slots(&self, kept: (u64, u64), now: bool) -> Result<u64> {
         let keep = self.slots_to_keep(kept);
         // On a full device every operation calls this, and nothing must be written in vain.

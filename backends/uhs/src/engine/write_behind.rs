@@ -1,14 +1,17 @@
-//! Data on its way to the device before its group closes, so that a long write and the device work at the same time.
+//! Data on its way to the device before its group closes, so that a long write and the device work
+//! at the same time.
 //!
-//! A write that completes a run of new pages gives them blocks and begins to write them, without waiting. Only the
-//! inode in memory has these blocks. The next group with the inode records them, and is written after all runs of its
-//! files that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
-//! writes itself. A group that frees blocks of a file waits for the runs of that file, too.
+//! A write that completes a run of new pages gives them blocks and begins to write them, without
+//! waiting. Only the inode in memory has these blocks. The next group with the inode records them,
+//! and is written after all runs of its files that were begun before
+//! ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group writes
+//! itself. A group that frees blocks of a file waits for the runs of that file, too.
 //!
-//! Pages that the device refuses become a part of the group, which tries again and finds other blocks.
+//! Pages that the device refuses become a part of the group, which tries again and finds other
+//! blocks.
 //!
-//! The line is a lock of its own. A thread that holds it may wait for the device, and takes no other lock but the locks
-//! of the pool.
+//! The line is a lock of its own. A thread that holds it may wait for the device, and takes no
+//! other lock but the locks of the pool.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -122,8 +125,8 @@ impl UhsEngine {
         self.io.queue(QueuePurpose::Behind, DEPTH).map(WriteBehind::new)
     }
 
-    /// Begins to write the runs that a write of `len` bytes at `offset` has completed. Waits only while much
-    /// is in flight.
+    /// Begins to write the runs that a write of `len` bytes at `offset` has completed. Waits only
+    /// while much is in flight.
     pub(super) fn write_behind(&self, content: &SharedContent, offset: u64, len: u64) {
         let run = self.rules.early_run;
         let bytes = run * BLOCK as u64;

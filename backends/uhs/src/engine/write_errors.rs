@@ -1,4 +1,5 @@
-//! Data that the device does not take: the callers that receive the error, and the fate of the data.
+//! Data that the device does not take: the callers that receive the error, and the fate of the
+//! data.
 
 use std::sync::atomic::Ordering;
 
@@ -10,8 +11,8 @@ use crate::locks::lock;
 use crate::names::ContentState;
 
 impl UhsEngine {
-    /// Makes a file durable, and all names; with `datasync` only what its data needs. `EIO` also where that failed for
-    /// bytes of this inode.
+    /// Makes a file durable, and all names; with `datasync` only what its data needs. `EIO` also
+    /// where that failed for bytes of this inode.
     pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Result<()> {
         if !(datasync && self.sync_in_place(ino)?) {
             self.commit(super::SyncScope::File(ino))?;
@@ -52,7 +53,8 @@ impl UhsEngine {
         }
     }
 
-    /// Finds other places for data that could not be written. With `stuck`, it waits for the next sync.
+    /// Finds other places for data that could not be written. With `stuck`, it waits for the next
+    /// sync.
     pub(super) fn lose(&self, contents: &[(u64, SharedContent)], lost: &[u64], stuck: bool) {
         self.refused.store(true, Ordering::Relaxed);
         for (ino, content) in contents {
@@ -84,7 +86,8 @@ impl UhsEngine {
         }
     }
 
-    /// Gives up data that the device does not take, if it occupies half of the memory for dirty data.
+    /// Gives up data that the device does not take, if it occupies half of the memory for dirty
+    /// data.
     pub(super) fn give_up_stuck(&self) {
         if self.pool.dirty() <= self.options.dirty_pages / 2 {
             return;

@@ -49,8 +49,8 @@ impl ByteWriter {
     }
 }
 
-/// Takes values one after the other. Every method returns `None` at the end of the bytes, and its behaviour does not
-/// depend on their content.
+/// Takes values one after the other. Every method returns `None` at the end of the bytes, and its
+/// behaviour does not depend on their content.
 #[derive(Clone, Debug)]
 pub(crate) struct ByteReader<'a> {
     rest: &'a [u8],

@@ -1,4 +1,5 @@
-//! The table of the chunks that have no room in the superblock: a list of blocks, each in two copies.
+//! The table of the chunks that have no room in the superblock: a list of blocks, each in two
+//! copies.
 
 use super::BLOCK;
 use super::bytes::{ByteReader, ByteWriter};

@@ -1,7 +1,8 @@
 //! Inodes: the body of their slots, and the records that have no room there.
 //!
-//! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of a link,
-//! inline data, extents). Records that do not fit into the slot lie in record blocks, to which the body points.
+//! The body is a head of fixed fields and a sequence of records (names, extended attributes, the
+//! target of a link, inline data, extents). Records that do not fit into the slot lie in record
+//! blocks, to which the body points.
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::slot::BODY;
@@ -139,7 +140,8 @@ impl InodeData {
 pub(crate) enum DecodedBody {
     /// All of the inode.
     Whole(DiskInode),
-    /// An inode without its records. `bytes` bytes of records lie below `pointers`, in a tree of `levels` levels.
+    /// An inode without its records. `bytes` bytes of records lie below `pointers`, in a tree of
+    /// `levels` levels.
     Outside {
         /// The inode without links, extended attributes and data.
         inode: DiskInode,
@@ -209,8 +211,8 @@ impl DiskInode {
         }
     }
 
-    /// Reads a body as if its records lay `levels` away, and as far as it is valid: for the repair of damage. `None` if
-    /// they do not lie there.
+    /// Reads a body as if its records lay `levels` away, and as far as it is valid: for the repair
+    /// of damage. `None` if they do not lie there.
     pub(crate) fn decode_readable(body: &[u8], levels: u8) -> Option<DecodedBody> {
         let (mut inode, _, rest) = DiskInode::decode_head(body)?;
         for moment in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
@@ -222,8 +224,8 @@ impl DiskInode {
         }
     }
 
-    /// The length of a body without inline data at its end. The data of an inode with other records than one name
-    /// counts, because it stays in memory.
+    /// The length of a body without inline data at its end. The data of an inode with other records
+    /// than one name counts, because it stays in memory.
     pub(crate) fn length_without_data(body: &[u8]) -> usize {
         let short = || {
             let (_, levels, rest) = DiskInode::decode_head(body)?;
@@ -417,8 +419,9 @@ fn pointers(from: &mut ByteReader<'_>, count: usize) -> Option<Vec<BlockPointer>
     (0..count).map(|_| Some(BlockPointer { block: from.u64()?, crc: from.u32()? })).collect()
 }
 
-/// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the levels
-/// and the pointers of the body; `None` if a body cannot point to so many records.
+/// Puts records that do not fit into a body into blocks of their own, each of which `place` takes.
+/// Returns the levels and the pointers of the body; `None` if a body cannot point to so many
+/// records.
 pub(crate) fn write_overflow<E>(
     records: &[u8],
     mut place: impl FnMut([u8; BLOCK]) -> Result<BlockPointer, E>,

@@ -13,12 +13,13 @@ pub(crate) const BLOCK: usize = 4096;
 /// Blocks of a unit: 2 MiB.
 pub(crate) const UNIT_BLOCKS: u64 = 512;
 
-/// Numbers that only grow (inodes, stamps, groups, epochs) stay below this. An image with a larger one is
-/// forged: counting on from it must not overflow.
+/// Numbers that only grow (inodes, stamps, groups, epochs) stay below this. An image with a larger
+/// one is forged: counting on from it must not overflow.
 pub(crate) const NUMBERS: u64 = 1 << 62;
 
-/// An image with a number from here on leaves no room for further ones: it is refused, or read-only where a repair can
-/// give out other numbers. All that is written has smaller numbers, so that no later mount refuses it.
+/// An image with a number from here on leaves no room for further ones: it is refused, or read-only
+/// where a repair can give out other numbers. All that is written has smaller numbers, so that no
+/// later mount refuses it.
 pub(crate) const LAST: u64 = NUMBERS - (1 << 33);
 
 /// An image with slots, groups or superblocks from here on is not opened for writing.

@@ -1,7 +1,7 @@
 //! Slots: 4 KiB that hold a version of an inode, or a list of inodes that are gone.
 //!
-//! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at rest still
-//! identifies its inode, and no older version of the inode comes back silently.
+//! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at
+//! rest still identifies its inode, and no older version of the inode comes back silently.
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::{BLOCK, NUMBERS};
@@ -252,8 +252,8 @@ mod tests {
         assert_eq!(decode(&[0; BLOCK], &PLACE), FoundSlot::Nothing);
     }
 
-    /// Damage at rest once brought back an older version of a file, because the inode of an unreadable slot was
-    /// unknown.
+    /// Damage at rest once brought back an older version of a file, because the inode of an
+    /// unreadable slot was unknown.
     #[test]
     fn a_damaged_byte_is_noticed_and_the_slot_still_says_whose_it_was() {
         let body = vec![3; 2000];

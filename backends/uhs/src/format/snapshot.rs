@@ -1,5 +1,5 @@
-//! Snapshots: all inodes as a mount needs them in memory, written at a clean end. They repeat the content of the slots,
-//! and are never needed.
+//! Snapshots: all inodes as a mount needs them in memory, written at a clean end. They repeat the
+//! content of the slots, and are never needed.
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::{BLOCK, NUMBERS};
@@ -61,8 +61,8 @@ pub(crate) struct SnapshotSegment {
 pub(crate) enum SnapshotEntry<'a> {
     /// An inode for which little must be in memory.
     Short(ShortInode<'a>),
-    /// An inode with its whole body, which includes all records, and the blocks in which the device keeps its overflow
-    /// records.
+    /// An inode with its whole body, which includes all records, and the blocks in which the device
+    /// keeps its overflow records.
     Full { ino: u64, slot: u64, body: &'a [u8], records: Vec<(u64, u32)> },
     /// A slot with a stale copy of an inode.
     Stale { ino: u64, slot: u64 },

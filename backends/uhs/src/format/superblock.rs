@@ -27,7 +27,8 @@ const TABLE: usize = FIRST_CHUNK + CHUNKS * 16;
 /// The end of the pointer to the table.
 const TABLE_END: usize = TABLE + 20;
 
-/// The feature that records may be padded, so that a change of one extent writes the blocks that it concerns.
+/// The feature that records may be padded, so that a change of one extent writes the blocks that it
+/// concerns.
 pub(crate) const PADDED_RECORDS: u64 = 1;
 
 /// The feature that the list of chunks may continue in a table.
@@ -87,7 +88,8 @@ pub(crate) struct Superblock {
     pub(crate) next_ino: u64,
     /// The snapshot that the last clean end has left, if nothing was written since.
     pub(crate) snapshot: Option<snapshot::SnapshotPointer>,
-    /// All chunks: those that the superblock lists come first, then those of the table, once it is read.
+    /// All chunks: those that the superblock lists come first, then those of the table, once it is
+    /// read.
     pub(crate) chunks: Vec<SlotChunk>,
     pub(crate) table: Option<ChunkTable>,
     /// Features that a program must know to use the file system.
@@ -187,8 +189,8 @@ impl Superblock {
         Some((superblock, version, incompatible & !FEATURES | read_only))
     }
 
-    /// True if `bytes` may be a mix of sectors of this version and of versions that are written beside it. Then every
-    /// field can be from such a version.
+    /// True if `bytes` may be a mix of sectors of this version and of versions that are written
+    /// beside it. Then every field can be from such a version.
     pub(crate) fn may_be_torn(&self, bytes: &[u8]) -> bool {
         let zeros = |range: std::ops::Range<usize>| bytes[range].iter().all(|byte| *byte == 0);
         let Some((found, version, features)) = Superblock::fields(&bytes[MAGIC.len()..BLOCK - 4])
@@ -222,7 +224,8 @@ impl Superblock {
         self.table.as_ref().map_or(self.chunks.len(), |table| table.listed)
     }
 
-    /// The number of chunks that can be listed. With a table there is no bound but the number of units.
+    /// The number of chunks that can be listed. With a table there is no bound but the number of
+    /// units.
     pub(crate) fn most_chunks(&self) -> usize {
         if self.features & CHUNK_TABLE == 0 { CHUNKS } else { MOST_UNITS as usize }
     }
@@ -232,8 +235,9 @@ impl Superblock {
         self.table.as_ref().map_or(&[], |table| &table.blocks)
     }
 
-    /// True if chunks lie within the image, and neither on each other nor on a copy of the superblock, and the blocks
-    /// of the table, as far as it is read, lie in chunks, each in another place.
+    /// True if chunks lie within the image, and neither on each other nor on a copy of the
+    /// superblock, and the blocks of the table, as far as it is read, lie in chunks, each in
+    /// another place.
     pub(crate) fn is_sound(&self) -> bool {
         let units = self.blocks / UNIT_BLOCKS;
         let mut ranges: Vec<(u64, u64)> = self

@@ -1,5 +1,5 @@
-//! The handles of the running group: a sharded lock that many threads hold at a time. Each thread uses a shard of its
-//! own, so that their processors share no cache line.
+//! The handles of the running group: a sharded lock that many threads hold at a time. Each thread
+//! uses a shard of its own, so that their processors share no cache line.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,8 +52,8 @@ pub(crate) struct GroupLock {
     spare: Mutex<ChangedInodes>,
 }
 
-/// A handle of the running group: the group does not close while a handle exists. A thread with a handle takes no
-/// second one, and does not wait for a device.
+/// A handle of the running group: the group does not close while a handle exists. A thread with a
+/// handle takes no second one, and does not wait for a device.
 pub(crate) struct GroupReadGuard<'a> {
     shard: &'a GroupLockShard,
     full: usize,
@@ -115,7 +115,8 @@ impl GroupLock {
 }
 
 impl GroupReadGuard<'_> {
-    /// Adds a changed inode to the group, with its `weight` in inodes. The caller must list each inode only once.
+    /// Adds a changed inode to the group, with its `weight` in inodes. The caller must list each
+    /// inode only once.
     pub(crate) fn add_changed(&self, ino: u64, weight: usize) {
         let mut changes = lock(&self.shard.changes);
         changes.changed.push(ino);
@@ -141,8 +142,8 @@ impl GroupWriteGuard<'_> {
         changes.weight += weight;
     }
 
-    /// Adds all changes to the group that begins next, in the place of those that [`take`](GroupWriteGuard::take) has
-    /// returned.
+    /// Adds all changes to the group that begins next, in the place of those that
+    /// [`take`](GroupWriteGuard::take) has returned.
     pub(crate) fn put_all_back(&self, mut all: ChangedInodes) {
         let mut changes = lock(&self.gate.shards[0].changes);
         changes.changed.append(&mut all.changed);

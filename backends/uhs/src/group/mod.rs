@@ -76,7 +76,8 @@ impl CommitBatch {
         *self = new;
     }
 
-    /// Adds a group of the same moment, with other inodes. Returns its data, which is still to be written.
+    /// Adds a group of the same moment, with other inodes. Returns its data, which is still to be
+    /// written.
     pub(crate) fn absorb(&mut self, mut other: CommitBatch) -> Vec<(u64, PageFrame)> {
         debug_assert!(other.stored.is_empty(), "a data group has contents only");
         self.changes.append(&mut other.changes);
@@ -144,7 +145,8 @@ impl CommitBatch {
 /// The files that a closing group writes.
 #[derive(Clone, Copy)]
 pub(crate) struct ClosePlan<'a> {
-    /// The data of others waits for the next group, if it is much and nothing else of the file has changed.
+    /// The data of others waits for the next group, if it is much and nothing else of the file has
+    /// changed.
     pub(crate) wanted: &'a SyncedFiles,
     /// The inodes of a data group that is not written yet.
     pub(crate) busy: Option<&'a HashSet<u64>>,
@@ -163,7 +165,8 @@ impl ClosePlan<'_> {
         self.busy.is_some_and(|busy| busy.contains(&ino))
     }
 
-    /// The pages from which on the data of a file waits for the next group. `None` if the group writes it in any case.
+    /// The pages from which on the data of a file waits for the next group. `None` if the group
+    /// writes it in any case.
     fn least_that_waits(&self, ino: u64, pool: &BlockPool) -> Option<usize> {
         // The data group has the rest of the data.
         if self.is_busy(ino) {
@@ -185,12 +188,13 @@ impl ClosePlan<'_> {
 pub(crate) enum ClosedChanges {
     /// The changes, and the data group that was divided from them.
     Batches(Box<CommitBatch>, Option<Box<CommitBatch>>),
-    /// Nothing was closed: a data group must be written before, because an inode of it has changed again.
+    /// Nothing was closed: a data group must be written before, because an inode of it has changed
+    /// again.
     Overtakes,
 }
 
-/// Closes the running group. Returns all changes since the last group, but for files that the plan leaves for later.
-/// The promised blocks are taken now.
+/// Closes the running group. Returns all changes since the last group, but for files that the plan
+/// leaves for later. The promised blocks are taken now.
 ///
 /// # Errors
 ///
@@ -254,8 +258,8 @@ pub(crate) fn close(
     Ok(ClosedChanges::Batches(Box::new(batch), data_group))
 }
 
-/// The body that fits into a slot. Records that do not fit go to new blocks; of many extents only the changed records
-/// do.
+/// The body that fits into a slot. Records that do not fit go to new blocks; of many extents only
+/// the changed records do.
 fn fit(
     EncodedInode { inode, body, others, has_tree }: EncodedInode,
     content: &mut FileContent,

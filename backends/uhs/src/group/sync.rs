@@ -1,5 +1,5 @@
-//! The synchronization of the group lock. `tests/schedules.rs` replaces it by the synchronization of the shuttle
-//! checker.
+//! The synchronization of the group lock. `tests/schedules.rs` replaces it by the synchronization
+//! of the shuttle checker.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

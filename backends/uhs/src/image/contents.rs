@@ -1,4 +1,5 @@
-//! The contents of a device: nothing, a format that is recognised by its magic number, or other data.
+//! The contents of a device: nothing, a format that is recognised by its magic number, or other
+//! data.
 
 use defuse_block::{BlockDevice, BlockingQueue};
 
@@ -65,8 +66,8 @@ pub(super) fn detect(device: &dyn BlockDevice) -> Option<DeviceContents> {
     }
 }
 
-/// Magic numbers: offset, bytes, name. From libblkid of util-linux and file(1). The magic numbers of partition tables
-/// come last, because file systems may have boot sectors.
+/// Magic numbers: offset, bytes, name. From libblkid of util-linux and file(1). The magic numbers
+/// of partition tables come last, because file systems may have boot sectors.
 const MAGIC: &[(usize, &[u8], &str)] = &[
     (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),
     (0, b"XFSB", "an XFS file system"),

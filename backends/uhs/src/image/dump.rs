@@ -1,4 +1,5 @@
-//! The structures of an image in readable form. Damaged structures are shown as far as they can be read.
+//! The structures of an image in readable form. Damaged structures are shown as far as they can be
+//! read.
 
 use std::collections::HashSet;
 

@@ -96,8 +96,8 @@ fn missing_size_error(image: &Path) -> SourceOpenError {
     SourceOpenError::Usage(format!("{shown} has no bytes yet: give its size, such as --size 1G"))
 }
 
-/// Makes a file system in a new file, which is removed if that fails. The file will contain the files of all users, so
-/// that only its owner may open it.
+/// Makes a file system in a new file, which is removed if that fails. The file will contain the
+/// files of all users, so that only its owner may open it.
 fn create(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
     let size = new.size.ok_or_else(|| missing_size_error(image))?;
     let file = OpenDeviceFile::create(image).map_err(|error| match error {

@@ -1,5 +1,5 @@
-//! File systems by the path of their image: opening, making, checking, growing and showing them, with errors for
-//! people. Each follows the path once.
+//! File systems by the path of their image: opening, making, checking, growing and showing them,
+//! with errors for people. Each follows the path once.
 
 mod contents;
 mod dump;
@@ -213,8 +213,8 @@ fn with_worker(image: &Path, device: Arc<dyn BlockDevice>) -> SourceResult<Arc<d
     Ok(Arc::new(worker))
 }
 
-/// An unpredictable generator of random numbers: the seed comes from the keys of the standard library's hash tables,
-/// which the kernel generates.
+/// An unpredictable generator of random numbers: the seed comes from the keys of the standard
+/// library's hash tables, which the kernel generates.
 fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(RandomState::new().hash_one(0))
 }
@@ -227,7 +227,8 @@ fn open_driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dy
     Ok(Some(device))
 }
 
-/// Fails if the blocks of the device are larger than the blocks of a file system. Smaller blocks are gathered.
+/// Fails if the blocks of the device are larger than the blocks of a file system. Smaller blocks
+/// are gathered.
 fn check_block_size(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
     match device.properties().block_size {
         bytes if bytes as usize == BLOCK => Ok(()),
@@ -302,7 +303,8 @@ fn open_error(error: DeviceOpenError) -> SourceOpenError {
     SourceOpenError::Failed(format!("{error}; {next}"))
 }
 
-/// Fails where the device could not be read for lack of memory: nothing is known about its contents then.
+/// Fails where the device could not be read for lack of memory: nothing is known about its contents
+/// then.
 fn refuse_short(
     image: &Path,
     found: Option<contents::DeviceContents>,
@@ -511,7 +513,8 @@ mod tests {
         assert_eq!(image.grow(&larger).unwrap(), GrowthResult { before: 16 << 20, now: 32 << 20 });
     }
 
-    /// A block of the file system is written whole or torn at a sector, and never shares a block of the device.
+    /// A block of the file system is written whole or torn at a sector, and never shares a block of
+    /// the device.
     #[test]
     fn a_device_with_larger_blocks_is_refused_with_its_size() {
         add_driver(&DRIVER);

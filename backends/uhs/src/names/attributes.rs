@@ -12,8 +12,8 @@ use crate::content::ContentSummary;
 use crate::group::GroupReadGuard;
 
 impl NameStore {
-    /// Changes attributes. The content has the new size already, and `content` is its new summary. The answer may be
-    /// cached for `valid_for`.
+    /// Changes attributes. The content has the new size already, and `content` is its new summary.
+    /// The answer may be cached for `valid_for`.
     pub(crate) fn setattr(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -56,8 +56,8 @@ impl NameStore {
         })
     }
 
-    /// Begins a change of the permission to search a directory, if the record is a directory and `may` allows for such
-    /// a change.
+    /// Begins a change of the permission to search a directory, if the record is a directory and
+    /// `may` allows for such a change.
     pub(super) fn change_of_rights(
         &self,
         record: &InodeRecord,
@@ -91,8 +91,8 @@ impl NameStore {
         })
     }
 
-    /// Updates the access time by the rule of the mount. The next other change of the inode writes it to the device.
-    /// True if the access time has changed.
+    /// Updates the access time by the rule of the mount. The next other change of the inode writes
+    /// it to the device. True if the access time has changed.
     pub(crate) fn record_access(&self, ino: u64) -> bool {
         if self.access_times == AccessTimeRule::Never {
             return false;

@@ -11,8 +11,8 @@ pub(super) enum ChangeClock {
     /// The exact time of the machine.
     #[default]
     Exact,
-    /// The last tick, by which a kernel with a write-back cache dates changes of data: an exact time would lie behind
-    /// the date of a later write. No date is before the kernel's latest date.
+    /// The last tick, by which a kernel with a write-back cache dates changes of data: an exact
+    /// time would lie behind the date of a later write. No date is before the kernel's latest date.
     Shared(DateFloor),
     /// The next step of a clock for tests: a seed repeats every byte on the device.
     Stepped(AtomicU64),

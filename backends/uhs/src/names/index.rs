@@ -1,5 +1,5 @@
-//! The index from a directory and a name to the inode, by a keyed hash. The name itself lies in the record of the
-//! inode, where a hit is verified.
+//! The index from a directory and a name to the inode, by a keyed hash. The name itself lies in the
+//! record of the inode, where a hit is verified.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -28,8 +28,8 @@ impl NameHash {
     }
 }
 
-/// A table with linear probing: an entry of 8 bytes lies at the place of its hash or shortly after, so that a search
-/// usually reads one line of the cache. At least a quarter of the places is empty.
+/// A table with linear probing: an entry of 8 bytes lies at the place of its hash or shortly after,
+/// so that a search usually reads one line of the cache. At least a quarter of the places is empty.
 pub(super) struct IndexTable {
     /// None, or a power of two.
     places: Vec<IndexEntry, HugePages>,
@@ -63,7 +63,8 @@ pub(super) struct NameIndex {
     keys: RandomState,
 }
 
-/// A shard with its lock, aligned so that it shares no cache line with other shards, which other processors lock.
+/// A shard with its lock, aligned so that it shares no cache line with other shards, which other
+/// processors lock.
 #[repr(align(64))]
 struct IndexShard(RwLock<IndexTable>);
 

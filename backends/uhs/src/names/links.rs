@@ -86,8 +86,8 @@ impl NameStore {
         }
     }
 
-    /// Removes a name, and returns the inode, with its record if it is removed with the name. `EISDIR` for a directory,
-    /// unless `of_dir` is set.
+    /// Removes a name, and returns the inode, with its record if it is removed with the name.
+    /// `EISDIR` for a directory, unless `of_dir` is set.
     pub(super) fn drop_name(
         &self,
         handle: &GroupReadGuard<'_>,

@@ -14,8 +14,8 @@ impl NameStore {
         self.next_stamp.load(Ordering::Relaxed)
     }
 
-    /// Lists the names after the position `from` and before `end`, with entries if the frontend may cache them
-    /// (`lifetime`).
+    /// Lists the names after the position `from` and before `end`, with entries if the frontend may
+    /// cache them (`lifetime`).
     pub(crate) fn list(
         &self,
         ino: u64,

@@ -133,8 +133,8 @@ struct LoadedLink {
     key: NameHash,
 }
 
-/// The names so far. A search in the index would compare each name with all names of its inode, and a forged inode may
-/// have many.
+/// The names so far. A search in the index would compare each name with all names of its inode, and
+/// a forged inode may have many.
 struct LoadedNames<'a> {
     places: HashTable<usize>,
     links: &'a [LoadedLink],
@@ -183,8 +183,8 @@ impl InodeLoader {
         if (ino == ROOT) != (count == 0) || !has_few || ino == ROOT && !is_dir {
             self.problems.push(LoadProblem::Names { ino });
         }
-        // Every directory has at most one name, and the root has none, so that no walk from the root meets a directory
-        // twice.
+        // Every directory has at most one name, and the root has none, so that no walk from the
+        // root meets a directory twice.
         match (ino, is_dir) {
             (ROOT, _) => inode.links.clear(),
             (_, true) => inode.links.truncate(1),
@@ -321,7 +321,8 @@ impl NameStore {
     }
 }
 
-/// The directories in `dirs` from which `parent` does not lead to the root. `parent` is called once for each directory.
+/// The directories in `dirs` from which `parent` does not lead to the root. `parent` is called once
+/// for each directory.
 fn find_detached(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
     let mut known: HashMap<u64, bool> = HashMap::from([(ROOT, true)]);
     let (mut bad, mut path) = (Vec::new(), Vec::new());
@@ -375,8 +376,8 @@ mod tests {
     use crate::names::make::compared_names;
     use crate::space::BlockSpace;
 
-    /// A chain of directories: in order, in reverse order, and one that leads nowhere. The time grew with the square of
-    /// its length: an image of 114 MB kept a mount for half a minute.
+    /// A chain of directories: in order, in reverse order, and one that leads nowhere. The time
+    /// grew with the square of its length: an image of 114 MB kept a mount for half a minute.
     #[test]
     fn the_way_to_the_root_is_walked_once_from_each_directory() {
         let (mut steps, top) = (Vec::new(), 2);
@@ -425,8 +426,8 @@ mod tests {
         loading.end()
     }
 
-    /// Each name that several inodes have was compared with all names of its inode: an image of 50 MB kept a mount for
-    /// 24 minutes.
+    /// Each name that several inodes have was compared with all names of its inode: an image of 50
+    /// MB kept a mount for 24 minutes.
     #[test]
     fn names_that_many_inodes_have_are_not_compared_with_all_names_of_one() {
         let (many, others) = (2000, 500);

@@ -216,8 +216,8 @@ impl NameStore {
         Ok(entry)
     }
 
-    /// Fails with `ENOSPC` if numbers are used up. Only a forged image comes near: a mount would refuse an inode with
-    /// such a number.
+    /// Fails with `ENOSPC` if numbers are used up. Only a forged image comes near: a mount would
+    /// refuse an inode with such a number.
     pub(super) fn check_numbers(&self) -> Result<()> {
         let newest = |number: &AtomicU64| number.load(Ordering::Relaxed);
         match newest(&self.next_ino).max(newest(&self.next_stamp)) < LAST_NEW {

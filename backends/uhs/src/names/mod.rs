@@ -1,8 +1,9 @@
 //! Names and attributes in memory. This module does no I/O.
 //!
-//! Every inode has a record. A closed file whose newest state is on the device has nothing else: its content is read
-//! again when it is needed. Three structures lead to records: their numbers (`records.rs`), names (`index.rs`), and the
-//! stamps of the entries of a directory (`order.rs`). A fourth leads from whole paths to directories (`paths.rs`).
+//! Every inode has a record. A closed file whose newest state is on the device has nothing else:
+//! its content is read again when it is needed. Three structures lead to records: their numbers
+//! (`records.rs`), names (`index.rs`), and the stamps of the entries of a directory (`order.rs`). A
+//! fourth leads from whole paths to directories (`paths.rs`).
 //!
 //! # Lock order
 //!
@@ -14,8 +15,9 @@
 //! 6. A shard of records, one at a time.
 //! 7. A change of directories (`paths.rs`), for which no thread waits.
 //!
-//! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for writing while it changes
-//! the records: so a lookup sees the whole change, or nothing of the change.
+//! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for
+//! writing while it changes the records: so a lookup sees the whole change, or nothing of the
+//! change.
 
 mod attributes;
 mod clock;
@@ -67,13 +69,15 @@ pub(crate) const ROOT: u64 = 1;
 /// Names of an inode at most.
 pub(crate) const LINK_MAX: usize = 65_000;
 
-/// Slots that new inodes leave to changes and removals. Up to about half of these slots may hold removals.
+/// Slots that new inodes leave to changes and removals. Up to about half of these slots may hold
+/// removals.
 const KEEP_SLOTS: u64 = 1024;
 
 /// The share of the free slots that one thread may have in a group.
 const SHARE: u64 = 64;
 
-/// Blocks of records that count as much as [`HEAVY`] inodes, so that a group is no larger than memory.
+/// Blocks of records that count as much as [`HEAVY`] inodes, so that a group is no larger than
+/// memory.
 const RECORDS: u64 = 32;
 const HEAVY: usize = 8;
 
@@ -282,8 +286,8 @@ impl NameStore {
         self.records.with_inode(ino, |record, _| Ok(!record.opens.is_none())).unwrap_or(false)
     }
 
-    /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to put it into
-    /// the list of contents that may leave memory ([`NameStore::retire`]).
+    /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to
+    /// put it into the list of contents that may leave memory ([`NameStore::retire`]).
     pub(crate) fn record_use(&self, ino: u64) -> bool {
         let used = self.records.with_inode(ino, |record, _| {
             Ok(matches!(&record.body, RecordBody::Live(live) if live.recency.note()))
@@ -306,8 +310,8 @@ impl NameStore {
         self.records.with_inode(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
     }
 
-    /// Records that the names of a directory changed. Its slot follows later: after a crash the times come from the
-    /// entries.
+    /// Records that the names of a directory changed. Its slot follows later: after a crash the
+    /// times come from the entries.
     fn record_name_change(&self, ino: u64, dir: &DirectoryState, now: Timestamp) {
         dir.record_name_change(now);
         if !dir.waits.swap(true, Ordering::AcqRel) {
@@ -315,7 +319,8 @@ impl NameStore {
         }
     }
 
-    /// Takes the directories whose times wait. The caller must pass them to [`write_times`](NameStore::write_times).
+    /// Takes the directories whose times wait. The caller must pass them to
+    /// [`write_times`](NameStore::write_times).
     pub(crate) fn take_waiting(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.waiting))
     }
@@ -353,8 +358,8 @@ impl NameStore {
             _ => Ok(ContentState::Stored),
         })
     }
-    /// Loads the content that the slot of the inode holds into memory; `stored` reads it if that is needed. Only one
-    /// thread at a time reads for an inode.
+    /// Loads the content that the slot of the inode holds into memory; `stored` reads it if that is
+    /// needed. Only one thread at a time reads for an inode.
     pub(crate) fn load_content(
         &self,
         ino: u64,
@@ -376,7 +381,8 @@ impl NameStore {
             }
             let (data, rdev) = match data_in_record(record).or(read) {
                 Some(data) => (data, record.rdev()),
-                // The content has become one that must be read, although no other thread may change this.
+                // The content has become one that must be read, although no other thread may change
+                // this.
                 None => return Err(Errno::EIO),
             };
             let content = FileContent::new(data, record.size);
@@ -387,8 +393,9 @@ impl NameStore {
         })
     }
 
-    /// Takes the content of an inode out of memory, if the device has the content, it is not in use, and it was not
-    /// used since the last call. True if it stays in memory, and in the list of contents that may leave memory.
+    /// Takes the content of an inode out of memory, if the device has the content, it is not in
+    /// use, and it was not used since the last call. True if it stays in memory, and in the list of
+    /// contents that may leave memory.
     pub(crate) fn retire(&self, ino: u64) -> bool {
         let stays = self.records.change(ino, |changing| {
             let extra = changing.extra().is_some_and(|extra| extra.may_be_large());
@@ -398,8 +405,8 @@ impl NameStore {
                 return Ok(true);
             }
             let rdev = live.rdev;
-            // Every other owner of the content obtained it under the lock of this shard. The clock of the cache may
-            // examine it, which changes nothing.
+            // Every other owner of the content obtained it under the lock of this shard. The clock
+            // of the cache may examine it, which changes nothing.
             let content = Arc::get_mut(live).map(|live| &live.content);
             let content = content.filter(|content| Arc::strong_count(content) == 1);
             let held = content.and_then(|content| content.try_lock().ok());
@@ -429,7 +436,8 @@ impl NameStore {
         })
     }
 
-    /// `ENOSPC` where another inode would take a slot that is left to changes, or where the index has no memory for it.
+    /// `ENOSPC` where another inode would take a slot that is left to changes, or where the index
+    /// has no memory for it.
     fn check_slots(&self) -> Result<()> {
         let has_room = self.pool.has_index_for(INODE_MEMORY);
         match has_room && self.pool.free_slots(true) >= KEEP_SLOTS {
@@ -452,7 +460,8 @@ impl NameStore {
         })
     }
 
-    /// The content of a file in memory that is on the device, if nothing but data and times has changed since.
+    /// The content of a file in memory that is on the device, if nothing but data and times has
+    /// changed since.
     pub(crate) fn changed_in_data(&self, ino: u64) -> Option<SharedContent> {
         let found = self.records.with_inode(ino, |record, _| match &record.body {
             RecordBody::Live(live) if !record.changed => Ok(Some(Arc::clone(&live.content))),
@@ -461,8 +470,8 @@ impl NameStore {
         found.ok()?
     }
 
-    /// The weight of an inode in a group, if its changes may wait for the next one: it is on the device, and nothing but
-    /// data of it has changed, of so many pages at least.
+    /// The weight of an inode in a group, if its changes may wait for the next one: it is on the
+    /// device, and nothing but data of it has changed, of so many pages at least.
     pub(crate) fn data_may_wait(&self, ino: u64, least: usize) -> Option<usize> {
         let rules = self.pool.commit_rules();
         let found = self.records.with_inode(ino, |record, _| match &record.body {
@@ -483,8 +492,8 @@ impl NameStore {
         })
     }
 
-    /// Inodes that may have one of these blocks: inodes whose only extent has one, and all inodes whose content is in
-    /// memory, with the content.
+    /// Inodes that may have one of these blocks: inodes whose only extent has one, and all inodes
+    /// whose content is in memory, with the content.
     pub(crate) fn owners(
         &self,
         meets: &dyn Fn(BlockRun) -> bool,
@@ -509,8 +518,8 @@ impl NameStore {
         (self.pool.inodes().load(Ordering::Relaxed), free)
     }
 
-    /// The number of inodes that one thread may change in a group: together with the inodes of all other threads they
-    /// find slots.
+    /// The number of inodes that one thread may change in a group: together with the inodes of all
+    /// other threads they find slots.
     pub(crate) fn max_changes_per_thread(&self) -> usize {
         usize::try_from(self.pool.free_slots(true) / SHARE).unwrap_or(usize::MAX).max(1)
     }

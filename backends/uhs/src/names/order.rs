@@ -1,7 +1,7 @@
 //! The entries of a directory by their stamps, which are the positions in listings.
 //!
-//! Stamps only grow, so that a list stays sorted when entries are appended. A removal leaves a gap. When half of the
-//! list is gaps, the gaps are removed.
+//! Stamps only grow, so that a list stays sorted when entries are appended. A removal leaves a gap.
+//! When half of the list is gaps, the gaps are removed.
 
 /// The place of an inode in the records.
 pub(super) type RecordId = u32;
@@ -51,9 +51,9 @@ impl EntryOrder {
 
     /// The position of the first entry from `stamp` on, which may be a gap.
     ///
-    /// Files are often made at an even pace, so that the stamp predicts the position approximately: this reads a line
-    /// of the cache or two. From there the search takes steps that double, so that it is never longer than two binary
-    /// searches.
+    /// Files are often made at an even pace, so that the stamp predicts the position approximately:
+    /// this reads a line of the cache or two. From there the search takes steps that double, so
+    /// that it is never longer than two binary searches.
     fn position(&self, stamp: u64) -> usize {
         let (Some(first), Some(last)) = (self.stamps.first(), self.stamps.last()) else { return 0 };
         if stamp <= *first {

@@ -1,9 +1,10 @@
-//! A cache of directories by their paths: so a whole path takes two probes, here and in the index of names, and no lock
-//! of a directory that all paths have in common.
+//! A cache of directories by their paths: so a whole path takes two probes, here and in the index
+//! of names, and no lock of a directory that all paths have in common.
 //!
-//! An entry records the directory to which a path led. It holds as long as no directory is moved or removed, or gets
-//! other permissions: each such change begins a new *epoch*, and touches no entry. Entries are written and read without
-//! a lock (`PathSlot`). Paths are known by 128 bits of two keyed hashes, whose keys are secret.
+//! An entry records the directory to which a path led. It holds as long as no directory is moved or
+//! removed, or gets other permissions: each such change begins a new *epoch*, and touches no entry.
+//! Entries are written and read without a lock (`PathSlot`). Paths are known by 128 bits of two
+//! keyed hashes, whose keys are secret.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
@@ -47,8 +48,8 @@ pub(super) struct PathKey {
     hash: [u64; 2],
 }
 
-/// A place for one path. Its number grows with each use, and is odd during a write: a reader that finds it even and
-/// unchanged has read the values of one write.
+/// A place for one path. Its number grows with each use, and is odd during a write: a reader that
+/// finds it even and unchanged has read the values of one write.
 #[derive(Default)]
 #[repr(align(64))]
 struct PathSlot {
@@ -69,7 +70,8 @@ impl Drop for DirectoryChange<'_> {
 }
 
 impl PathCache {
-    /// Begins a change of the directories to which paths lead, or of the permission to search a directory.
+    /// Begins a change of the directories to which paths lead, or of the permission to search a
+    /// directory.
     pub(super) fn change(&self) -> DirectoryChange<'_> {
         self.epoch.0.fetch_add(RUNNING, AcqRel);
         DirectoryChange(&self.epoch)
@@ -93,7 +95,8 @@ impl PathCache {
         first.read(key).or_else(|| second.read(key))
     }
 
-    /// Records the directory to which the path led. The caller has walked the path since it made the key.
+    /// Records the directory to which the path led. The caller has walked the path since it made
+    /// the key.
     pub(super) fn note(&self, key: PathKey, found: PathDirectory) {
         let (first, second) = self.find_places(key);
         // Two paths that share their first place both stay.

@@ -14,7 +14,8 @@ use crate::content::FileContent;
 use crate::format::inode::{DiskTime, InodeData, InodeLink, NAME_BYTES};
 use crate::space::BlockRun;
 
-/// The count of lookups or opens from which on it is never decreased: the inode stays until the next mount.
+/// The count of lookups or opens from which on it is never decreased: the inode stays until the
+/// next mount.
 const MANY: u32 = u32::MAX / 2;
 
 /// An inode: two lines of the cache.
@@ -46,8 +47,8 @@ pub(super) struct InodeRecord {
     pub(super) weight: u8,
 }
 
-/// The parts of a record that most inodes do not have. An inode with further links or extended attributes is
-/// [`LiveContent`] or a directory.
+/// The parts of a record that most inodes do not have. An inode with further links or extended
+/// attributes is [`LiveContent`] or a directory.
 #[derive(Default)]
 pub(super) struct RecordExtra {
     /// All links but the first.
@@ -81,7 +82,8 @@ impl RecordExtra {
         self.links.iter().map(|link| link_bytes(&link.name)).sum()
     }
 
-    /// True if records may lie outside of the slot, so that the content in memory must record where.
+    /// True if records may lie outside of the slot, so that the content in memory must record
+    /// where.
     pub(super) fn may_be_large(&self) -> bool {
         !self.links.is_empty() || !self.xattrs.is_empty()
     }
@@ -122,7 +124,8 @@ pub(super) enum RecordBody {
 }
 
 impl RecordBody {
-    /// The body of an inode without a content in memory; `data` is the remainder of a retired content.
+    /// The body of an inode without a content in memory; `data` is the remainder of a retired
+    /// content.
     pub(super) fn from_data(data: &InodeData, rdev: u64) -> Self {
         match data {
             InodeData::Extents(extents) => extents.first().map_or(RecordBody::Stored, |extent| {
@@ -368,8 +371,8 @@ impl InodeRecord {
         (!elsewhere).then_some(packed)
     }
 
-    /// Sets all times from the result of [`packed_times`](InodeRecord::packed_times). False if a time is not in this
-    /// form.
+    /// Sets all times from the result of [`packed_times`](InodeRecord::packed_times). False if a
+    /// time is not in this form.
     pub(super) fn set_packed_times(&mut self, packed: [i64; 4]) -> bool {
         self.times = packed;
         !packed.contains(&ELSEWHERE)

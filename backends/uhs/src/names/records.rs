@@ -26,7 +26,8 @@ struct RecordShard {
     extras: ExtraTable,
 }
 
-/// A shard with its lock, aligned so that it shares no cache line with other shards, which other processors lock.
+/// A shard with its lock, aligned so that it shares no cache line with other shards, which other
+/// processors lock.
 #[repr(align(64))]
 struct RecordShardLock(RwLock<RecordShard>);
 

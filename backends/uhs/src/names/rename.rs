@@ -50,8 +50,9 @@ impl<'a> LockedDirectories<'a> {
 }
 
 impl NameStore {
-    /// Moves a name. `whiteout` is the node that takes the place of the old name, if the flags request one. Returns the
-    /// moved inode, and the inode that had the new name. If there was none, the moved inode is returned twice.
+    /// Moves a name. `whiteout` is the node that takes the place of the old name, if the flags
+    /// request one. Returns the moved inode, and the inode that had the new name. If there was
+    /// none, the moved inode is returned twice.
     pub(crate) fn rename(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -88,8 +89,8 @@ impl NameStore {
         seen.ok()
     }
 
-    /// Returns the inodes that the rename removed, and the inodes that it concerns, or `None` if names changed while it
-    /// took locks.
+    /// Returns the inodes that the rename removed, and the inodes that it concerns, or `None` if
+    /// names changed while it took locks.
     fn try_rename(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -162,8 +163,8 @@ impl NameStore {
         Ok(Some((gone, inodes)))
     }
 
-    /// The contents of the inodes that have several names, each with the new name, in the order in which they are
-    /// locked. The records of such an inode may grow.
+    /// The contents of the inodes that have several names, each with the new name, in the order in
+    /// which they are locked. The records of such an inode may grow.
     fn contents_of_linked<'a>(
         &self,
         moved: impl Iterator<Item = (&'a RenamedInode, &'a RenameEnd<'a>)>,
@@ -229,8 +230,8 @@ impl NameStore {
         Ok(source)
     }
 
-    /// The relation of two directories. Directories keep their parents meanwhile: the caller holds `renames` if the two
-    /// differ.
+    /// The relation of two directories. Directories keep their parents meanwhile: the caller holds
+    /// `renames` if the two differ.
     fn relate(&self, from: u64, to: u64) -> Result<DirectoryRelation> {
         if from == to {
             return Ok(DirectoryRelation::default());

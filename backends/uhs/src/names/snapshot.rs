@@ -173,7 +173,8 @@ impl NameStore {
         Some((body, records))
     }
 
-    /// The body of an inode that is unusual only in its times, and its blocks. Its data must be known.
+    /// The body of an inode that is unusual only in its times, and its blocks. Its data must be
+    /// known.
     fn encode_changed(&self, ino: u64) -> Option<WholeBody> {
         match self.take_changed(ino)? {
             super::encode::ClosingBody::Whole { body, data_is_stored: false } => {
@@ -183,8 +184,8 @@ impl NameStore {
         }
     }
 
-    /// The file system of a snapshot with these segments, and its slots. `read` reads a segment. `None` if anything is
-    /// inconsistent. The result is as after loading an image without damage
+    /// The file system of a snapshot with these segments, and its slots. `read` reads a segment.
+    /// `None` if anything is inconsistent. The result is as after loading an image without damage
     /// ([`InodeLoader`](super::load::InodeLoader)).
     pub(crate) fn restore(
         pool: Arc<BlockPool>,

@@ -17,10 +17,11 @@ impl BlockClaims {
         BlockClaims { runs: BTreeMap::new(), blocks }
     }
 
-    /// Claims `count` blocks from `block` on. Returns the parts without an earlier owner, as first block and end.
+    /// Claims `count` blocks from `block` on. Returns the parts without an earlier owner, as first
+    /// block and end.
     ///
-    /// Runs that a claim touches become one, so that all claims together take a time that grows with their
-    /// number, whatever their lengths.
+    /// Runs that a claim touches become one, so that all claims together take a time that grows
+    /// with their number, whatever their lengths.
     pub(super) fn claim(&mut self, block: u64, count: u64) -> Vec<(u64, u64)> {
         let end = block.saturating_add(count).min(self.blocks);
         if block >= end {
@@ -49,8 +50,8 @@ impl BlockClaims {
         free
     }
 
-    /// Claims the blocks of `extents`. Returns the remaining extents, and the number of pages whose blocks have other
-    /// owners.
+    /// Claims the blocks of `extents`. Returns the remaining extents, and the number of pages whose
+    /// blocks have other owners.
     pub(super) fn claim_extents(&mut self, extents: &[DiskExtent]) -> (Vec<DiskExtent>, u64) {
         let (mut left, mut lost) = (Vec::new(), 0);
         for extent in extents {

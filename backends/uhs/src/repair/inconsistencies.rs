@@ -40,7 +40,8 @@ pub(super) struct InodeRepairer {
 }
 
 impl InodeRepairer {
-    /// `claims` has the blocks that no inode may have. No inode has the number `next_ino` or a higher one.
+    /// `claims` has the blocks that no inode may have. No inode has the number `next_ino` or a
+    /// higher one.
     pub(super) fn new(
         inodes: BTreeMap<u64, RepairInode>,
         claims: BlockClaims,

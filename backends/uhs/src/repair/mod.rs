@@ -1,8 +1,9 @@
 //! The repair of a damaged file system.
 //!
-//! No readable data is deleted. Inodes without a name go to lost+found; of two owners of a block, the owner that was
-//! written first loses it; of a damaged inode, all readable parts stay. All changes go through groups, so that a repair
-//! survives a power failure at any moment and may be run again.
+//! No readable data is deleted. Inodes without a name go to lost+found; of two owners of a block,
+//! the owner that was written first loses it; of a damaged inode, all readable parts stay. All
+//! changes go through groups, so that a repair survives a power failure at any moment and may be
+//! run again.
 
 mod claims;
 mod inconsistencies;
@@ -35,16 +36,18 @@ pub use uncertain_groups::{DoubtfulGroups, WrittenInode};
 /// Changes of one group: so many free slots there nearly always are.
 const GROUPED: usize = 128;
 
-/// The number of times that a block with records is read: damaged inodes may point to the blocks of others.
+/// The number of times that a block with records is read: damaged inodes may point to the blocks of
+/// others.
 const READ_TIMES: u8 = 4;
 
-/// Repairs the file system on `device`, and returns all changes. `random` generates secrets: its seed must be
-/// unpredictable. An image without damage is not written to.
+/// Repairs the file system on `device`, and returns all changes. `random` generates secrets: its
+/// seed must be unpredictable. An image without damage is not written to.
 ///
 /// # Errors
 ///
-/// See [`StoreError`]: no superblock can be used, there is no space for the blocks to be written, the device failed, or
-/// the caller must decide by `newest` about groups that may have been complete ([`StoreError::Doubtful`]).
+/// See [`StoreError`]: no superblock can be used, there is no space for the blocks to be written,
+/// the device failed, or the caller must decide by `newest` about groups that may have been
+/// complete ([`StoreError::Doubtful`]).
 pub fn repair(
     device: &Arc<dyn BlockDevice>,
     newest: Option<NewestChanges>,
@@ -53,7 +56,8 @@ pub fn repair(
     repair_watched(device, newest, random, &NoWatch)
 }
 
-/// Performs [`repair`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]): the next repair continues.
+/// Performs [`repair`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]): the
+/// next repair continues.
 pub(crate) fn repair_watched(
     device: &Arc<dyn BlockDevice>,
     newest: Option<NewestChanges>,
@@ -119,9 +123,9 @@ pub(crate) fn repair_watched(
     Ok(repairs)
 }
 
-/// The slots of the device, with the groups that count. A mount voids groups that are not whole, because a power
-/// failure has interrupted them. But if a slot cannot be read, it may be the missing slot of such a group, and the
-/// group may have been acknowledged.
+/// The slots of the device, with the groups that count. A mount voids groups that are not whole,
+/// because a power failure has interrupted them. But if a slot cannot be read, it may be the
+/// missing slot of such a group, and the group may have been acknowledged.
 fn survey_with_decision(
     device: &dyn BlockDevice,
     newest: Option<NewestChanges>,
@@ -244,8 +248,8 @@ fn read_inodes(
     Ok((inodes, removed))
 }
 
-/// An inode as far as its body can be read. If the body is damaged, its records are searched for in all possible
-/// places.
+/// An inode as far as its body can be read. If the body is damaged, its records are searched for in
+/// all possible places.
 fn read_inode(
     line: &mut BlockingQueue,
     claim: &mut dyn FnMut(BlockRun) -> bool,

@@ -19,7 +19,8 @@ pub enum RepairAction {
         /// The file.
         file: u64,
     },
-    /// Pages of a file had blocks of another file, or blocks outside of the device: they are holes now.
+    /// Pages of a file had blocks of another file, or blocks outside of the device: they are holes
+    /// now.
     Blocks {
         /// The inode.
         ino: u64,
@@ -72,7 +73,8 @@ pub enum RepairAction {
         /// The block.
         block: u64,
     },
-    /// The snapshot of the last clean end was damaged, and is given up. The slots contain the same inodes.
+    /// The snapshot of the last clean end was damaged, and is given up. The slots contain the same
+    /// inodes.
     Snapshot,
     /// Slots that a power failure had left half written were cleared.
     Unfinished {

@@ -53,8 +53,9 @@ impl GroupMembers {
 }
 
 impl DoubtfulGroups {
-    /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` if no block is unreadable,
-    /// or if there are too few unreadable blocks to complete the next group: then a power failure has interrupted it.
+    /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` if no
+    /// block is unreadable, or if there are too few unreadable blocks to complete the next group:
+    /// then a power failure has interrupted it.
     pub(super) fn find(
         scan: &[(u64, ScannedSlot)],
         durable: u64,

@@ -40,7 +40,8 @@ impl BlockBitmap {
         }
     }
 
-    /// The first block from `from` on that is in use (`used`) or free; the end of the unit if there is none.
+    /// The first block from `from` on that is in use (`used`) or free; the end of the unit if there
+    /// is none.
     fn next(&self, from: u32, used: bool) -> u32 {
         let flip = if used { 0 } else { u64::MAX };
         BlockBitmap::masks(from, BLOCKS)
@@ -56,8 +57,8 @@ impl BlockBitmap {
         self.next(from, true) - from
     }
 
-    /// The first run of at least `count` free blocks from `from` on, or else of the whole unit, or else the
-    /// longest run: its first block and its length. `None` where no block is free.
+    /// The first run of at least `count` free blocks from `from` on, or else of the whole unit, or
+    /// else the longest run: its first block and its length. `None` where no block is free.
     pub(super) fn fit(&self, count: u32, from: u32) -> Option<(u32, u32)> {
         let mut longest: Option<(u32, u32)> = None;
         for (mut at, end) in [(from, BLOCKS), (0, from)] {

@@ -1,7 +1,8 @@
-//! Blocks that are reserved ahead of files that grow, so that the blocks of files that grow in turn do not alternate.
+//! Blocks that are reserved ahead of files that grow, so that the blocks of files that grow in turn
+//! do not alternate.
 //!
-//! They are available for every file that finds no others: the file for which they were reserved takes others then. So
-//! they need no promise, and [`BlockSpace::free_blocks`] counts them.
+//! They are available for every file that finds no others: the file for which they were reserved
+//! takes others then. So they need no promise, and [`BlockSpace::free_blocks`] counts them.
 
 use std::collections::BTreeMap;
 
@@ -48,8 +49,8 @@ impl BlockSpace {
         Some(taken)
     }
 
-    /// Reserves up to `count` blocks ahead of a file, as [`take`](BlockSpace::take) finds them, in the place of its
-    /// present ones. Returns the first block.
+    /// Reserves up to `count` blocks ahead of a file, as [`take`](BlockSpace::take) finds them, in
+    /// the place of its present ones. Returns the first block.
     pub(crate) fn keep_ahead(
         &mut self,
         owner: u64,
@@ -62,8 +63,8 @@ impl BlockSpace {
         Some(self.add_preallocated(owner, run))
     }
 
-    /// Reserves up to `units` neighbouring free units ahead of a file, in the place of its present blocks. Returns the
-    /// first block.
+    /// Reserves up to `units` neighbouring free units ahead of a file, in the place of its present
+    /// blocks. Returns the first block.
     pub(crate) fn keep_units_ahead(
         &mut self,
         owner: u64,

@@ -1,6 +1,7 @@
 //! A set of small numbers that finds the next member without a walk over all of them.
 
-/// Numbers below a limit, as bits. In each further level, a bit is set if its word in the level below is not empty.
+/// Numbers below a limit, as bits. In each further level, a bit is set if its word in the level
+/// below is not empty.
 #[derive(Clone, Debug)]
 pub(super) struct NumberSet {
     levels: Vec<Vec<u64>>,

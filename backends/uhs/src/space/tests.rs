@@ -92,7 +92,8 @@ fn blocks_lie_behind_those_of_the_same_file_or_side_by_side() {
     assert_eq!(space.free_blocks(), 0);
 }
 
-/// The test uses a device of 1 TiB whose second half is free, and whose first half has a free block in each unit.
+/// The test uses a device of 1 TiB whose second half is free, and whose first half has a free block
+/// in each unit.
 #[test]
 fn a_block_is_found_without_a_walk_over_all_units() {
     const UNITS: u32 = 1 << 19;

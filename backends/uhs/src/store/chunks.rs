@@ -1,8 +1,9 @@
-//! Chunks of slots: the superblock lists them, and a table of blocks lists those for which it has no room.
+//! Chunks of slots: the superblock lists them, and a table of blocks lists those for which it has
+//! no room.
 //!
-//! The table lies in blocks of chunks. Each change writes it anew, to blocks that were not slots before or whose slots
-//! may be overwritten, and makes it durable before a superblock points to it. The former blocks are slots again when no
-//! copy of the superblock points to them.
+//! The table lies in blocks of chunks. Each change writes it anew, to blocks that were not slots
+//! before or whose slots may be overwritten, and makes it durable before a superblock points to it.
+//! The former blocks are slots again when no copy of the superblock points to them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +21,8 @@ use crate::format::{BLOCK, UNIT_BLOCKS};
 /// Runs of units that are added at a time: each is a chunk.
 const RUNS: usize = 256;
 
-/// Chunks that giving back units leaves for new chunks: removing a unit from the middle of a chunk makes two chunks.
+/// Chunks that giving back units leaves for new chunks: removing a unit from the middle of a chunk
+/// makes two chunks.
 pub(super) const CHUNKS_KEPT: usize = 32;
 
 /// The table of a change: where it lies, and the blocks that could not be written.
@@ -42,8 +44,8 @@ impl WrittenTable {
 ///
 /// # Errors
 ///
-/// [`SuperblockError::Table`] where neither copy of a block can be used, and [`SuperblockError::Damaged`] where the
-/// table cannot be that of a file system.
+/// [`SuperblockError::Table`] where neither copy of a block can be used, and
+/// [`SuperblockError::Damaged`] where the table cannot be that of a file system.
 pub(super) fn read_table(
     line: &mut BlockingQueue,
     superblock: &mut Superblock,
@@ -96,7 +98,8 @@ pub(super) fn mend_table(
     })
 }
 
-/// Calls `visit` with each block of the table, which was read before, and the places of its damaged copies.
+/// Calls `visit` with each block of the table, which was read before, and the places of its damaged
+/// copies.
 fn visit_blocks(
     line: &mut BlockingQueue,
     superblock: &Superblock,
@@ -142,7 +145,8 @@ pub(crate) fn slots(superblock: &Superblock) -> u64 {
     units * UNIT_BLOCKS - superblock.table_blocks().len() as u64
 }
 
-/// The chunks without a unit of one of them. `None` if it is the last unit, or if there would be more than `most`.
+/// The chunks without a unit of one of them. `None` if it is the last unit, or if there would be
+/// more than `most`.
 pub(super) fn remove_unit(chunks: &[SlotChunk], unit: u32, most: usize) -> Option<Vec<SlotChunk>> {
     let mut left = Vec::with_capacity(chunks.len() + 1);
     for chunk in chunks {
@@ -182,7 +186,8 @@ impl InodeStore {
         }
     }
 
-    /// Adds chunks because no slots are left: as many units as are wanted, in few runs where there are some.
+    /// Adds chunks because no slots are left: as many units as are wanted, in few runs where there
+    /// are some.
     pub(crate) fn add_slots(
         &self,
         units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
@@ -243,8 +248,9 @@ impl InodeStore {
         Ok(())
     }
 
-    /// Gives back up to `most` units all of whose slots may be overwritten, and leaves `keep` such slots. No copy of
-    /// the superblock lists the units any more. With `now`, slots that only wait for a superblock count, too.
+    /// Gives back up to `most` units all of whose slots may be overwritten, and leaves `keep` such
+    /// slots. No copy of the superblock lists the units any more. With `now`, slots that only wait
+    /// for a superblock count, too.
     ///
     /// # Errors
     ///
@@ -288,7 +294,8 @@ impl InodeStore {
         // Slots in these units may have been the only ones that state that a group is durable.
         let durable = state.groups.newest_durable();
         let former = self.list_chunks(&mut state, chunks, &written, Some(durable))?;
-        // If the newest copy of the superblock is lost, an older copy must not treat the data of a file as slots.
+        // If the newest copy of the superblock is lost, an older copy must not treat the data of a
+        // file as slots.
         self.flush_superblocks(&state)?;
         state.groups.record_durable(durable);
         units.iter().for_each(|unit| state.groups.remove_unit(*unit));
@@ -297,8 +304,9 @@ impl InodeStore {
         Ok(units)
     }
 
-    /// Writes the table for these chunks, if they need one, to some of the blocks in `places`, and makes it durable. The
-    /// first copies go to the first blocks, the others to the last. [`StoreError::Full`] if there are too few blocks.
+    /// Writes the table for these chunks, if they need one, to some of the blocks in `places`, and
+    /// makes it durable. The first copies go to the first blocks, the others to the last.
+    /// [`StoreError::Full`] if there are too few blocks.
     fn write_table(
         &self,
         state: &StoreState,
@@ -339,8 +347,8 @@ impl InodeStore {
         Ok(written)
     }
 
-    /// Lists these chunks in the superblock on the device, which says with `durable` that the group is. Returns the
-    /// blocks of the former table.
+    /// Lists these chunks in the superblock on the device, which says with `durable` that the group
+    /// is. Returns the blocks of the former table.
     fn list_chunks(
         &self,
         state: &mut StoreState,

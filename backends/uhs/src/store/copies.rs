@@ -42,8 +42,9 @@ pub(crate) fn make(
     line.flush().map_err(device_error("flush"))
 }
 
-/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end all copies
-/// are equal. A copy that cannot be written is skipped, as long as another one still holds the version before.
+/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in
+/// the end all copies are equal. A copy that cannot be written is skipped, as long as another one
+/// still holds the version before.
 pub(super) fn write_superblock(
     line: &mut BlockingQueue,
     superblock: &Superblock,
@@ -61,7 +62,8 @@ pub(super) fn write_superblock(
         order.next().map_or(Err(error), |block| write(line, block))?;
     }
     line.flush().map_err(device_error("flush"))?;
-    // The other copies become durable by any later flush. The next version begins with another copy.
+    // The other copies become durable by any later flush. The next version begins with another
+    // copy.
     for block in order {
         if let Err(error) = write(line, block) {
             log::warn!("the copy at block {block}: {error}");
@@ -70,7 +72,8 @@ pub(super) fn write_superblock(
     Ok(())
 }
 
-/// Enlarges an unused file system to more blocks of its device. At every moment it has either the old or the new size.
+/// Enlarges an unused file system to more blocks of its device. At every moment it has either the
+/// old or the new size.
 ///
 /// # Errors
 ///
@@ -85,8 +88,8 @@ pub(crate) fn grow(device: &dyn BlockDevice, blocks: u64) -> Result<(), StoreErr
     line.flush().map_err(device_error("flush"))
 }
 
-/// Gives an unused file system the features of new ones. At every moment it has either the old or the new ones. Returns
-/// those that it lacked.
+/// Gives an unused file system the features of new ones. At every moment it has either the old or
+/// the new ones. Returns those that it lacked.
 ///
 /// # Errors
 ///
@@ -130,7 +133,8 @@ pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock, StoreEr
 /// The blocks of copies with unexpected content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BadCopies {
-    /// Copies that cannot be read, or hold something else than a recent superblock of this file system.
+    /// Copies that cannot be read, or hold something else than a recent superblock of this file
+    /// system.
     pub(crate) lost: Vec<u64>,
     /// A power failure may have interrupted their writing.
     pub(crate) torn: Vec<u64>,
@@ -161,8 +165,8 @@ pub(crate) fn find_bad(device: &dyn BlockDevice) -> Result<BadCopies, StoreError
     Ok(bad)
 }
 
-/// True for a version that a power failure may have left beside `best`: each version begins with another copy, so that
-/// none lags behind by more than the number of copies.
+/// True for a version that a power failure may have left beside `best`: each version begins with
+/// another copy, so that none lags behind by more than the number of copies.
 fn is_before(copy: &Superblock, best: &Superblock) -> bool {
     copy.uuid == best.uuid
         && copy.epoch < best.epoch

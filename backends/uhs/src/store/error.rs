@@ -57,7 +57,8 @@ pub enum StoreError {
     Lost,
     /// No unit is free for more inodes.
     Full,
-    /// Parts of the newest groups cannot be read, so that it is unknown if these groups were complete.
+    /// Parts of the newest groups cannot be read, so that it is unknown if these groups were
+    /// complete.
     Doubtful(DoubtfulGroups),
     /// The watch ended the work.
     Interrupted,

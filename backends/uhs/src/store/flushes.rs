@@ -1,5 +1,5 @@
-//! Shared flushes: a thread that needs a flush waits for the next one that begins, and one of the waiting threads
-//! performs it.
+//! Shared flushes: a thread that needs a flush waits for the next one that begins, and one of the
+//! waiting threads performs it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -20,7 +20,8 @@ struct FlushState {
 }
 
 impl DeviceFlushes {
-    /// Returns when a flush that began after the call is over: a flush of another thread, or one by `run`.
+    /// Returns when a flush that began after the call is over: a flush of another thread, or one by
+    /// `run`.
     pub(super) fn join(&self, run: impl FnOnce()) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = state.begun + 1;
@@ -39,7 +40,8 @@ impl DeviceFlushes {
     }
 }
 
-/// Ends a flush. After a panic the flush is not over, so that a waiting thread performs another one.
+/// Ends a flush. After a panic the flush is not over, so that a waiting thread performs another
+/// one.
 struct RunningFlush<'a> {
     flushes: &'a DeviceFlushes,
     whole: bool,
@@ -66,7 +68,8 @@ mod tests {
 
     use super::*;
 
-    /// A flush covers only writes that were complete before it began, so a flush that runs already is of no use.
+    /// A flush covers only writes that were complete before it began, so a flush that runs already
+    /// is of no use.
     #[test]
     fn threads_that_come_during_a_flush_share_the_next_one() {
         const THREADS: u64 = 8;

@@ -1,8 +1,9 @@
 //! The bodies of inodes: bodies that a scan keeps, and bodies that are read a second time.
 //!
-//! A scan keeps the bodies that a mount needs, up to a bound ([`CommitRules::kept`](crate::commit::CommitRules)): only
-//! its end shows which inodes count, and if there is memory for their index. The other bodies are read again by number,
-//! some thousand inodes at a time.
+//! A scan keeps the bodies that a mount needs, up to a bound
+//! ([`CommitRules::kept`](crate::commit::CommitRules)): only its end shows which inodes count, and
+//! if there is memory for their index. The other bodies are read again by number, some thousand
+//! inodes at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -98,8 +99,8 @@ impl ScannedBodies {
 }
 
 impl SlotSurvey {
-    /// Calls `see` with the bodies of all current inodes, by number. Unless `whole` is set, inline data of an inode
-    /// with one name and nothing else is replaced by zeros.
+    /// Calls `see` with the bodies of all current inodes, by number. Unless `whole` is set, inline
+    /// data of an inode with one name and nothing else is replaced by zeros.
     ///
     /// # Errors
     ///
@@ -168,7 +169,8 @@ impl SlotSurvey {
         counting
     }
 
-    /// Reads the bodies of the slots in these blocks, in ascending order. Neighbours are read together.
+    /// Reads the bodies of the slots in these blocks, in ascending order. Neighbours are read
+    /// together.
     fn read_again(
         &self,
         device: &dyn BlockDevice,

@@ -19,8 +19,8 @@ const KEPT: usize = 8;
 /// The wait of a thread for frames that other threads hold, before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// The number of attempts to get frames, for about a second: after that they do not come back. A device that has failed
-/// as a whole keeps the frames that it had.
+/// The number of attempts to get frames, for about a second: after that they do not come back. A
+/// device that has failed as a whole keeps the frames that it had.
 const LOOKS: u32 = 500;
 
 /// The queues to a device that are not in use, and the frames of writes.
@@ -65,7 +65,8 @@ impl DeviceQueues {
         self.device.properties().blocks_at_once().min(GATHERED)
     }
 
-    /// Takes a queue: an idle one, a new one, or, if the device has no further queue, the next one that is returned.
+    /// Takes a queue: an idle one, a new one, or, if the device has no further queue, the next one
+    /// that is returned.
     pub(super) fn take(self: &Arc<Self>) -> Result<BorrowedQueue, Errno> {
         let mut idle = self.lock();
         loop {
@@ -103,8 +104,8 @@ impl BorrowedQueue {
         self.lanes.gather_limit()
     }
 
-    /// Takes frames. If there are none, it waits for writes of this queue, whose completions go to `reaped`, or for
-    /// writes of other queues.
+    /// Takes frames. If there are none, it waits for writes of this queue, whose completions go to
+    /// `reaped`, or for writes of other queues.
     pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<BlockCompletion>) -> FrameRun {
         let mut looks = 0;
         loop {

@@ -1,11 +1,12 @@
 //! Inodes on a device: this module performs the I/O of the commit rule.
 //!
-//! [`survey`] reads a device and writes nothing. [`InodeStore::begin`] performs the writes of a mount. From then on
-//! groups overlap in time: each thread does the I/O of its own groups, and waiting threads share flushes. A group
-//! passes through these stages:
+//! [`survey`] reads a device and writes nothing. [`InodeStore::begin`] performs the writes of a
+//! mount. From then on groups overlap in time: each thread does the I/O of its own groups, and
+//! waiting threads share flushes. A group passes through these stages:
 //!
 //! 1. [`InodeStore::take_turn`] fixes its place among the groups.
-//! 2. Blocks to which its inodes will point are written, and [`InodeStore::flush`] makes them durable.
+//! 2. Blocks to which its inodes will point are written, and [`InodeStore::flush`] makes them
+//!    durable.
 //! 3. [`InodeStore::commit`] gives it a number and slots, and writes them.
 //! 4. [`InodeStore::sync`] returns once it survives a power failure.
 
@@ -71,7 +72,8 @@ pub(crate) struct InodeStore {
     changed: Condvar,
     rules: CommitRules,
     failed: AtomicBool,
-    /// A slot could not be written, and lies elsewhere: a part of the write may be in its old place.
+    /// A slot could not be written, and lies elsewhere: a part of the write may be in its old
+    /// place.
     replaced: AtomicBool,
     slots_written: AtomicU64,
     superblocks: AtomicU64,
@@ -128,7 +130,8 @@ impl GroupStage {
 pub(crate) enum UnitUse {
     /// There are no slots for a group.
     Slots,
-    /// There are some of the units that were requested for slots, and more make further requests rare.
+    /// There are some of the units that were requested for slots, and more make further requests
+    /// rare.
     MoreSlots,
     /// There are slots, but a write for each few of them would take long.
     Runs,
@@ -145,8 +148,8 @@ pub(crate) enum CommitStart {
 }
 
 impl InodeStore {
-    /// Begins to write to a surveyed device. Changes that a power failure has left unfinished are undone. `random`
-    /// generates the keys of new chunks, which must be unpredictable.
+    /// Begins to write to a surveyed device. Changes that a power failure has left unfinished are
+    /// undone. `random` generates the keys of new chunks, which must be unpredictable.
     ///
     /// # Errors
     ///
@@ -165,8 +168,8 @@ impl InodeStore {
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
         }
-        // The writes of a process that was killed may still lie in the cache of the device. The superblock states that
-        // they are durable, so they must be.
+        // The writes of a process that was killed may still lie in the cache of the device. The
+        // superblock states that they are durable, so they must be.
         if rules.mount_flushes_first {
             line.flush().map_err(device_error("flush"))?;
         }
@@ -217,14 +220,16 @@ impl InodeStore {
         self.turns.take()
     }
 
-    /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over. Returns its
-    /// number; it is durable after [`sync`](InodeStore::sync). With `now`, such a sync follows at once. If slots run
-    /// out, or are scattered, `units` takes up to so many neighbouring free units, and returns the first and their
-    /// number; nothing is locked meanwhile.
+    /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are
+    /// over. Returns its number; it is durable after [`sync`](InodeStore::sync). With `now`, such a
+    /// sync follows at once. If slots run out, or are scattered, `units` takes up to so many
+    /// neighbouring free units, and returns the first and their number; nothing is locked
+    /// meanwhile.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which every call fails.
+    /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which every
+    /// call fails.
     pub(crate) fn commit(
         &self,
         turn: GroupTurn,
@@ -238,8 +243,8 @@ impl InodeStore {
         }
     }
 
-    /// Begins the group as [`commit`](InodeStore::commit) does, but does not wait for the writes, if there are some:
-    /// the caller must [finish](InodeStore::finish) them.
+    /// Begins the group as [`commit`](InodeStore::commit) does, but does not wait for the writes,
+    /// if there are some: the caller must [finish](InodeStore::finish) them.
     ///
     /// # Errors
     ///
@@ -288,7 +293,8 @@ impl InodeStore {
         state
     }
 
-    /// Begins to write `changes` as the next group; the caller has the turn. Never waits for another group.
+    /// Begins to write `changes` as the next group; the caller has the turn. Never waits for
+    /// another group.
     ///
     /// # Errors
     ///
@@ -500,8 +506,9 @@ impl InodeStore {
         if self.rules.data_is_first { self.flush() } else { Ok(()) }
     }
 
-    /// Records on the device that all groups are durable, which they must be. After that a slot that is damaged at rest
-    /// is recognised as damaged, and not taken for a slot that was never whole.
+    /// Records on the device that all groups are durable, which they must be. After that a slot
+    /// that is damaged at rest is recognised as damaged, and not taken for a slot that was never
+    /// whole.
     ///
     /// # Errors
     ///
@@ -539,15 +546,17 @@ impl InodeStore {
         }
     }
 
-    /// The number of slots of all chunks without closed units, and of the chunks that can still be added.
+    /// The number of slots of all chunks without closed units, and of the chunks that can still be
+    /// added.
     pub(crate) fn slots(&self) -> (u64, u64) {
         let state = self.lock();
         let closed = state.groups.count_closed_units() as u64 * UNIT_BLOCKS;
         (slots(&state.superblock) - closed, chunks_left(&state.superblock))
     }
 
-    /// Closes up to `few.0` units that have no more than `few.1` inodes: slots there are not taken. Returns the units,
-    /// and the inodes that have to be written again before the units are empty. The caller must reopen the units.
+    /// Closes up to `few.0` units that have no more than `few.1` inodes: slots there are not taken.
+    /// Returns the units, and the inodes that have to be written again before the units are empty.
+    /// The caller must reopen the units.
     pub(crate) fn close_units(&self, few: (usize, usize)) -> (Vec<u32>, Vec<u64>) {
         let mut state = self.lock();
         let many = state.superblock.chunks.len() > state.superblock.most_chunks() / 2;
@@ -567,7 +576,8 @@ impl InodeStore {
         if self.failed.load(Ordering::Relaxed) { Err(StoreError::Failed) } else { Ok(()) }
     }
 
-    /// Records a failure after which the content of the device is unknown. The state must not be locked.
+    /// Records a failure after which the content of the device is unknown. The state must not be
+    /// locked.
     fn record_failure<T>(
         &self,
         result: Result<T, Errno>,
@@ -579,8 +589,8 @@ impl InodeStore {
         })
     }
 
-    /// Makes everything fail from now on. A waiting thread holds the lock of the state until it sleeps, so that it is
-    /// woken.
+    /// Makes everything fail from now on. A waiting thread holds the lock of the state until it
+    /// sleeps, so that it is woken.
     fn give_up(&self, _: &StoreState) {
         self.failed.store(true, Ordering::Relaxed);
         self.changed.notify_all();
@@ -594,8 +604,8 @@ impl InodeStore {
         Ok(())
     }
 
-    /// Records on the device that inode numbers up to `newest` are taken, in large steps: the slots of removed inodes
-    /// do not keep this information.
+    /// Records on the device that inode numbers up to `newest` are taken, in large steps: the slots
+    /// of removed inodes do not keep this information.
     fn raise_next_ino(&self, state: &mut StoreState, newest: u64) -> Result<(), StoreError> {
         match newest >= state.superblock.next_ino {
             true => {
@@ -616,9 +626,10 @@ fn is_one_run(group: &ClosedGroup, gathered: usize) -> bool {
     group.writes.len() <= gathered && are_neighbours(group.writes.iter().map(|write| write.block))
 }
 
-/// A slot of kind `Nothing` in the newest group, which the superblock already states to be durable. It replaces a slot
-/// that does not count. Zeros would not do: a torn slot shows its former content, and if the power fails while it is
-/// zeroed, that content may be all that is left. A removal slot that is not needed would then pass for a damaged one.
+/// A slot of kind `Nothing` in the newest group, which the superblock already states to be durable.
+/// It replaces a slot that does not count. Zeros would not do: a torn slot shows its former
+/// content, and if the power fails while it is zeroed, that content may be all that is left. A
+/// removal slot that is not needed would then pass for a damaged one.
 fn empty_slot(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
     let (mut bytes, durable) = ([0; FRAME], survey.found.durable);
     // Before the first group there was nothing.

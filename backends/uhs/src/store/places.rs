@@ -39,8 +39,8 @@ impl SlotPlaces {
 }
 
 impl InodeStore {
-    /// The places of the slots of these inodes' current copies, which have been written. The slots are unchanged as
-    /// long as a later call returns the same places.
+    /// The places of the slots of these inodes' current copies, which have been written. The slots
+    /// are unchanged as long as a later call returns the same places.
     pub(crate) fn locate_slots(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
         let live = |state: &StoreState| -> Vec<Option<u64>> {

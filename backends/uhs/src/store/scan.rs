@@ -132,7 +132,8 @@ impl SlotSurvey {
         SlotSurvey { superblock, found, places, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
-    /// The state of the same slots, `scan`, if the groups up to `group` count, even if parts of them are missing.
+    /// The state of the same slots, `scan`, if the groups up to `group` count, even if parts of
+    /// them are missing.
     pub(crate) fn count_up_to(self, scan: &[(u64, ScannedSlot)], group: u64) -> SlotSurvey {
         let mut found = recover(scan, self.superblock.durable.max(group), CommitRules::ALL);
         found.next_ino = self.superblock.next_ino.max(found.next_ino);
@@ -252,8 +253,8 @@ impl<'a> SlotScanner<'a> {
         Ok(SlotScanner { device, superblock, queue, region, keeps, part })
     }
 
-    /// Reads pieces while `goes_on` returns true, which is called after each. Each piece is taken by one thread, with
-    /// `next`.
+    /// Reads pieces while `goes_on` returns true, which is called after each. Each piece is taken
+    /// by one thread, with `next`.
     fn run(
         mut self,
         pieces: &[ScanRange],

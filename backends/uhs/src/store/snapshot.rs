@@ -1,4 +1,5 @@
-//! Snapshots on a device: written at a clean end, and read by the next mount. DESIGN.md has the rules.
+//! Snapshots on a device: written at a clean end, and read by the next mount. DESIGN.md has the
+//! rules.
 
 use std::sync::atomic::Ordering;
 
@@ -28,7 +29,8 @@ enum Found {
     Whole(SnapshotHeader),
 }
 
-/// The header of the snapshot that the last clean end has left. `None` where there is none, or where it is damaged.
+/// The header of the snapshot that the last clean end has left. `None` where there is none, or
+/// where it is damaged.
 pub(crate) fn header(device: &dyn BlockDevice, superblock: &Superblock) -> Option<SnapshotHeader> {
     match find(device, superblock) {
         Found::Whole(header) => Some(header),
@@ -79,7 +81,8 @@ pub(crate) fn segment(device: &dyn BlockDevice, segment: &SnapshotSegment) -> Op
     (crc32c::crc32c(&bytes) == segment.crc).then_some(bytes)
 }
 
-/// Makes the snapshot of `superblock` void, if it has one. The caller flushes, and then writes a superblock without it.
+/// Makes the snapshot of `superblock` void, if it has one. The caller flushes, and then writes a
+/// superblock without it.
 pub(super) fn void(line: &mut BlockingQueue, superblock: &Superblock) -> Result<(), StoreError> {
     let within = |at: &SnapshotPointer| at.block < superblock.blocks;
     match superblock.snapshot.filter(within) {
@@ -90,9 +93,9 @@ pub(super) fn void(line: &mut BlockingQueue, superblock: &Superblock) -> Result<
 }
 
 impl InodeStore {
-    /// Ends a file system whose changes are all durable: writes the result of `save` to units that `unit` takes, each
-    /// of them free, and records in the superblock that all groups are durable. Without space there is no snapshot.
-    /// Nothing may be written after that.
+    /// Ends a file system whose changes are all durable: writes the result of `save` to units that
+    /// `unit` takes, each of them free, and records in the superblock that all groups are durable.
+    /// Without space there is no snapshot. Nothing may be written after that.
     ///
     /// # Errors
     ///

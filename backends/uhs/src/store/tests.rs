@@ -200,8 +200,8 @@ fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
     }
 }
 
-/// Each thread does the I/O of its own groups, so groups are in flight at the same time and complete in any
-/// order.
+/// Each thread does the I/O of its own groups, so groups are in flight at the same time and
+/// complete in any order.
 #[test]
 fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
     const THREADS: u64 = 8;
@@ -252,7 +252,8 @@ fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
     assert!(found.found.void.is_empty());
 }
 
-/// Units from the middle of chunks used up the places of the superblock, and then no inode could be added.
+/// Units from the middle of chunks used up the places of the superblock, and then no inode could be
+/// added.
 #[test]
 fn units_that_are_given_back_leave_places_for_chunks() {
     let mut chunks = vec![SlotChunk { first_unit: 0, units: 4096, key: 1 }];
@@ -312,7 +313,8 @@ fn chunks_beyond_those_of_the_superblock_are_found_by_the_next_mount() {
     assert_eq!(free, 601 * 512 - 4 - *inos.end());
 }
 
-/// The former table is overwritten only when no copy of the superblock leads to it, and its blocks are slots then.
+/// The former table is overwritten only when no copy of the superblock leads to it, and its blocks
+/// are slots then.
 #[test]
 fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
     let sim = large(1024);
@@ -342,7 +344,8 @@ fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
     assert_eq!((found.inodes().len() as u64, table(&sim)), (free, now));
 }
 
-/// The number of states after a power failure that no mount takes, of a run that adds chunks and gives units back.
+/// The number of states after a power failure that no mount takes, of a run that adds chunks and
+/// gives units back.
 fn unusable_after_cuts(rules: CommitRules) -> usize {
     let ram = RamDevice::new(4096, 64 * 512);
     make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();

@@ -1,4 +1,5 @@
-//! The order of groups: a thread that closes a group takes a turn, and groups get their numbers by turn.
+//! The order of groups: a thread that closes a group takes a turn, and groups get their numbers by
+//! turn.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -19,7 +20,8 @@ struct TurnState {
     over: std::collections::BTreeSet<u64>,
 }
 
-/// The right to close the next group after the groups of all earlier turns. Dropping it ends the turn.
+/// The right to close the next group after the groups of all earlier turns. Dropping it ends the
+/// turn.
 #[derive(Debug)]
 pub(crate) struct GroupTurn {
     turns: Arc<GroupTurns>,

@@ -71,8 +71,8 @@ impl GroupWrite {
         self.lane.poll(&mut self.reaped);
     }
 
-    /// Waits for all writes. Returns the slots whose write failed, and the queue. `None` if the device has kept the
-    /// memory of slots, which happens if it has failed as a whole.
+    /// Waits for all writes. Returns the slots whose write failed, and the queue. `None` if the
+    /// device has kept the memory of slots, which happens if it has failed as a whole.
     pub(super) fn wait(mut self) -> (Option<Vec<FailedSlot>>, BorrowedQueue) {
         while self.lane.in_flight() > 0 {
             self.lane.wait(&mut self.reaped);

@@ -164,8 +164,8 @@ fn a_compaction_moves_what_has_no_bytes_and_leaves_what_is_being_written() {
     scattered.end();
 }
 
-/// Slots of files that were gone stayed slots: a device that had held a million small files had no room for
-/// large ones.
+/// Slots of files that were gone stayed slots: a device that had held a million small files had no
+/// room for large ones.
 #[test]
 fn units_of_slots_that_hold_nothing_are_space_for_data() {
     let ram = RamDevice::new(4096, UNITS * 512);
@@ -192,7 +192,8 @@ fn units_of_slots_that_hold_nothing_are_space_for_data() {
     while written(&fs) {}
     let left = figure(&fs, "units_of_slots");
     assert!(figure(&fs, "units_of_slots_given_back") > 0 && left <= 6, "{:?}", fs.figures());
-    // Two units are kept for inodes, and some blocks for operations that must succeed on a full device.
+    // Two units are kept for inodes, and some blocks for operations that must succeed on a full
+    // device.
     assert!(offset + (left + 3) * (2 << 20) > empty, "{offset} of {empty}, {left} units of slots");
     fs.syncfs(&cx()).unwrap();
     let after = ram.fork();

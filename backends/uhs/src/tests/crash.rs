@@ -97,7 +97,8 @@ impl CrashRun {
         }
     }
 
-    /// Records that the newest state of a file, or of all files, is durable, and all names unless `only_data` is.
+    /// Records that the newest state of a file, or of all files, is durable, and all names unless
+    /// `only_data` is.
     fn acknowledge(&mut self, file: Option<u64>, only_data: bool) {
         let (events, state) = (self.sim.events(), self.states.len() - 1);
         self.acknowledged.push(Acknowledgement { events, state, file, only_data });
@@ -187,7 +188,8 @@ impl CrashRun {
         }
     }
 
-    /// Judges a state of the device. `durable` is the newest state that was acknowledged, for all files.
+    /// Judges a state of the device. `durable` is the newest state that was acknowledged, for all
+    /// files.
     pub(super) fn judge(
         &self,
         durable: usize,
@@ -242,7 +244,8 @@ impl CrashRun {
             }
         }
         for (ino, bytes) in &found.data {
-            // Data reaches the device before the names and sizes of its moment, and later writes may follow.
+            // Data reaches the device before the names and sizes of its moment, and later writes
+            // may follow.
             let first = if waits { durable.file(*ino) } else { at };
             let later = if self.loses_data { &self.states[..] } else { &self.states[first..] };
             let has_size = |state: &TreeSnapshot| {
@@ -407,7 +410,8 @@ fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usi
     CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
-/// The units then hold data of files, which must not pass for slots, and their former slots must not be missed.
+/// The units then hold data of files, which must not pass for slots, and their former slots must
+/// not be missed.
 #[test]
 fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote() {
     let ram = with_slots_to_spare();
@@ -439,8 +443,8 @@ fn after_a_power_failure_the_table_of_chunks_leads_to_all_slots() {
     assert!(judged > 200, "{judged} states");
 }
 
-/// The data of other files waits while a file is synced: it may be older than names, and is what was written at any
-/// moment since the last sync of its own file.
+/// The data of other files waits while a file is synced: it may be older than names, and is what
+/// was written at any moment since the last sync of its own file.
 #[test]
 fn after_a_power_failure_a_synced_file_is_there_and_others_are_of_a_moment_of_their_own() {
     let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
@@ -455,8 +459,8 @@ fn after_a_power_failure_a_synced_file_is_there_and_others_are_of_a_moment_of_th
     assert!(found.is_some(), "nothing fails although a new file may wait");
 }
 
-/// Groups that close while a data group waits have earlier numbers. So each of them must leave the inodes of the data
-/// group alone, and a sync of such a file must wait.
+/// Groups that close while a data group waits have earlier numbers. So each of them must leave the
+/// inodes of the data group alone, and a sync of such a file must wait.
 #[test]
 fn after_a_power_failure_files_of_data_groups_are_of_a_moment_since_their_last_sync() {
     let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
@@ -482,8 +486,8 @@ fn after_a_power_failure_files_of_data_groups_are_of_a_moment_since_their_last_s
     }
 }
 
-/// Data in place is written while no thread has the right to write groups. A group that did not wait freed the blocks for
-/// other files, or was overtaken by older bytes.
+/// Data in place is written while no thread has the right to write groups. A group that did not
+/// wait freed the blocks for other files, or was overtaken by older bytes.
 #[test]
 fn after_a_power_failure_data_is_what_was_written_also_while_syncs_in_place_are_on_their_way() {
     let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
@@ -507,8 +511,8 @@ fn after_a_power_failure_data_is_what_was_written_also_while_syncs_in_place_are_
     }
 }
 
-/// True if a power failure may take data of a file that was synced, after another sync has written that data in place and has not
-/// flushed it.
+/// True if a power failure may take data of a file that was synced, after another sync has written
+/// that data in place and has not flushed it.
 fn loses_unflushed_data(rules: CommitRules) -> bool {
     let sim = SimDevice::from_ram(&make_fresh(), 1);
     let (fs, _) = open(sim.clone(), rules);
@@ -547,8 +551,8 @@ fn a_synced_file_has_data_that_another_sync_has_written_and_not_flushed() {
     assert!(loses_unflushed_data(without), "the data is in the cache of the device");
 }
 
-/// The number of problems after a power failure, if a file has a hole where it had blocks, and another one is synced
-/// afterwards while it takes free blocks.
+/// The number of problems after a power failure, if a file has a hole where it had blocks, and
+/// another one is synced afterwards while it takes free blocks.
 fn problems_of_a_hole(rules: CommitRules) -> usize {
     let ram = make_fresh();
     let (fs, _) = open(ram.clone(), rules);

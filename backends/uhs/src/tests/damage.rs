@@ -1,5 +1,5 @@
-//! Damaged and forged images: every byte of every structure gets other values, with right checksums and
-//! without.
+//! Damaged and forged images: every byte of every structure gets other values, with right checksums
+//! and without.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
     fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)).unwrap();
 }
 
-/// Makes an image with one of everything: directories, small and large files, a link, two names, an inode with overflow
-/// records, and removals.
+/// Makes an image with one of everything: directories, small and large files, a link, two names, an
+/// inode with overflow records, and removals.
 pub(super) fn image() -> RamDevice {
     let ram = make_fresh();
     // A snapshot would replace the content of the slots.
@@ -136,8 +136,9 @@ fn walk_all(fs: &Uhs) -> InodeWalk {
     found
 }
 
-/// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a second repair finds
-/// nothing. Returns the repairs and the remaining inodes; `None` if no superblock can be used.
+/// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a
+/// second repair finds nothing. Returns the repairs and the remaining inodes; `None` if no
+/// superblock can be used.
 pub(super) fn examine(ram: &RamDevice) -> Option<(Vec<RepairAction>, InodeWalk)> {
     let begun = Instant::now();
     let open = |ram: RamDevice| Uhs::open(Arc::new(ram), OPTIONS, random());
@@ -246,7 +247,8 @@ fn any_value_in_a_superblock_is_refused_or_harmless() {
     assert!(refused > 50 && used > 50, "{refused} {used}");
 }
 
-/// A directory whose slot had the number of the root became the root, below one of its own children: a walk had no end.
+/// A directory whose slot had the number of the root became the root, below one of its own
+/// children: a walk had no end.
 #[test]
 fn no_walk_from_a_forged_root_meets_a_directory_twice() {
     let ram = image();

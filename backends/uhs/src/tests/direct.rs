@@ -1,4 +1,5 @@
-//! Direct reads and writes (`O_DIRECT`), synchronous and submitted, beside reads and writes by the cache.
+//! Direct reads and writes (`O_DIRECT`), synchronous and submitted, beside reads and writes by the
+//! cache.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -300,8 +301,8 @@ struct HeldDevice {
     wakers: Arc<Mutex<Vec<QueueWaker>>>,
 }
 
-/// Releases all held operations when it is dropped, also when a test fails: dropping the file system waits for the
-/// device.
+/// Releases all held operations when it is dropped, also when a test fails: dropping the file
+/// system waits for the device.
 struct DeviceHold(HeldDevice);
 
 impl Drop for DeviceHold {
@@ -440,7 +441,8 @@ fn fill(fs: &Uhs, ino: Ino) -> Vec<u8> {
     all
 }
 
-/// While the device overwrites blocks of a file, no other file gets them, even if the file is cut or removed.
+/// While the device overwrites blocks of a file, no other file gets them, even if the file is cut
+/// or removed.
 #[test]
 fn blocks_go_to_nobody_while_a_device_writes_to_them() {
     type FileAction = fn(&Uhs, Ino);
@@ -578,7 +580,8 @@ fn bytes_beside_those_that_are_written_meanwhile_stay() {
     }
 }
 
-/// The two writes run at the same time, so that either may be the last one. But the device and the cache must agree.
+/// The two writes run at the same time, so that either may be the last one. But the device and the
+/// cache must agree.
 #[test]
 fn a_page_that_others_write_meanwhile_is_the_same_in_the_cache_and_on_the_device() {
     for offset in [0, 4 * PAGE as u64, 8 * PAGE as u64] {
@@ -641,7 +644,8 @@ fn a_write_without_memory_takes_no_space() {
     write(&fs, ino, 100 * PAGE as u64, &[2; PAGE], true).unwrap();
 }
 
-/// The thread that ends operations runs the code of their owners, which may begin others, and must not wait for itself.
+/// The thread that ends operations runs the code of their owners, which may begin others, and must
+/// not wait for itself.
 #[test]
 fn an_answer_may_begin_operations_and_waits_for_none() {
     let (fs, ino, held) = with_file(8);

@@ -23,8 +23,8 @@ enum FaultPlan {
     From(u64, SimOpKind),
 }
 
-/// Makes a device on which operations fail while `armed` is set. Also returns the flag, and the number of operations
-/// while it was set.
+/// Makes a device on which operations fail while `armed` is set. Also returns the flag, and the
+/// number of operations while it was set.
 fn make_failing(
     ram: &RamDevice,
     seed: u64,
@@ -48,8 +48,8 @@ fn make_failing(
     (sim, armed, count)
 }
 
-/// Performs random operations on a failing device, and judges the state that a mount finds afterwards. Returns the
-/// number of operations of the device.
+/// Performs random operations on a failing device, and judges the state that a mount finds
+/// afterwards. Returns the number of operations of the device.
 fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     let (sim, armed, count) = make_failing(&make_fresh(), seed, fails);
     let rules = if seed.is_multiple_of(2) { CommitRules::ALL } else { EARLY };

@@ -13,8 +13,8 @@ use crate::format::{BLOCK, LAST, LAST_NEW, LAST_OPENED, NUMBERS, UNIT_BLOCKS};
 use crate::names::ROOT;
 use crate::{LoadProblem, RepairAction, StoreError, Uhs, check, repair};
 
-/// Places in a slot: of the kind, the inode, the stamp, the group and the group before in an identity, and of the
-/// position of the first name.
+/// Places in a slot: of the kind, the inode, the stamp, the group and the group before in an
+/// identity, and of the position of the first name.
 const KIND: usize = 4;
 const INO: usize = 40;
 const STAMP: usize = 48;
@@ -79,8 +79,9 @@ fn names(ram: &RamDevice) -> Vec<Vec<u8>> {
     list_bytes(&fs, Ino::ROOT)
 }
 
-// A sound image with one large position was mounted for writing. Files that were made then had positions that no later
-// mount took: they were gone although they had been synced, and a repair lost them, too.
+// A sound image with one large position was mounted for writing. Files that were made then had
+// positions that no later mount took: they were gone although they had been synced, and a repair
+// lost them, too.
 #[test]
 fn files_that_are_made_on_a_forged_image_are_there_at_the_next_mount() {
     for position in [LAST_NEW - 3, LAST_NEW - 1, LAST - 1] {
@@ -220,7 +221,8 @@ fn lost_copies_of_the_superblock_are_found_and_written_anew() {
     }
 }
 
-/// Only a copy that had lost its first bytes was reported: all other damage passed for an interrupted write.
+/// Only a copy that had lost its first bytes was reported: all other damage passed for an
+/// interrupted write.
 #[test]
 fn damaged_copies_of_the_superblock_are_told_and_written_anew() {
     const UUID: usize = 16;

@@ -109,8 +109,9 @@ fn one_call_allocates_nearly_all_space_that_is_free() {
     }
 }
 
-/// A device on which every second unit is free, and no other: files of 2 MiB were made, and every second one was
-/// removed. `has_table` is false for a file system of the first version of the format.
+/// A device on which every second unit is free, and no other: files of 2 MiB were made, and every
+/// second one was removed. `has_table` is false for a file system of the first version of the
+/// format.
 fn make_scattered(units: u64, has_table: bool) -> FullVolume {
     let ram = RamDevice::new(4096, units * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
@@ -156,8 +157,8 @@ fn make_until_full(full: &FullVolume) -> u64 {
     unreachable!("a device has an end");
 }
 
-/// There were at most 220 chunks, each of them a run of units: on an aged device no file could be made although half of
-/// the space was free, and statfs said otherwise.
+/// There were at most 220 chunks, each of them a run of units: on an aged device no file could be
+/// made although half of the space was free, and statfs said otherwise.
 #[test]
 fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
     let full = make_scattered(64, true);
@@ -172,7 +173,8 @@ fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
     full.end();
 }
 
-/// The file system of the first version has at most 220 chunks: statfs promises no more files than these can hold.
+/// The file system of the first version has at most 220 chunks: statfs promises no more files than
+/// these can hold.
 #[test]
 fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
     let full = make_scattered(700, false);
@@ -199,8 +201,9 @@ fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
     full.end();
 }
 
-/// Every change of a file writes the records of all its extents, names and attributes anew. A user with write access to
-/// a few such files could make the file system read-only: there was no space for the second copy.
+/// Every change of a file writes the records of all its extents, names and attributes anew. A user
+/// with write access to a few such files could make the file system read-only: there was no space
+/// for the second copy.
 #[test]
 fn the_space_of_a_removed_file_counts_as_free_at_once_and_can_be_taken() {
     let full = FullVolume::new(8, RULES);

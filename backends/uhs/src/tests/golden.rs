@@ -1,7 +1,7 @@
 //! Images of version 1 that never change: every later version must read them as they were written.
 //!
-//! An image is a list of the bytes that are no zeros: offset (8 bytes), length (4 bytes), bytes. Its tree is a
-//! line for each path.
+//! An image is a list of the bytes that are no zeros: offset (8 bytes), length (4 bytes), bytes.
+//! Its tree is a line for each path.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ use crate::{Uhs, UhsOptions, check, store};
 /// Zeros that are worth a new entry.
 const GAP: usize = 16;
 
-/// An image after a power failure, one after a clean end with a snapshot, and one after a clean end with padded
-/// records; one after a clean end with a table of chunks.
+/// An image after a power failure, one after a clean end with a snapshot, and one after a clean end
+/// with padded records; one after a clean end with a table of chunks.
 const IMAGES: [&str; 4] = ["v1-cut", "v1-ended", "v1-padded", "v1-table"];
 
 fn path(image: &str, extension: &str) -> PathBuf {
@@ -222,7 +222,8 @@ fn fill(fs: &Uhs) {
     fs.syncfs(&cx()).unwrap();
 }
 
-/// Makes the missing images, which never change afterwards: `cargo test -p defuse-uhs --lib -- --ignored writes_images`
+/// Makes the missing images, which never change afterwards:
+/// `cargo test -p defuse-uhs --lib -- --ignored writes_images`
 #[test]
 #[ignore = "writes files of the project"]
 fn writes_images() {

@@ -211,7 +211,8 @@ fn a_sync_of_random_writes_writes_no_more_when_a_file_has_many_extents() {
     let written: Vec<u64> = (0..5000).map(|_| sync()).collect();
     let extents = device.extents(ino);
     assert!(extents > 40_000, "{extents} extents");
-    // Ten pages, a leaf for each, blocks of pointers, the slot; and leaves that are divided now and then.
+    // Ten pages, a leaf for each, blocks of pointers, the slot; and leaves that are divided now and
+    // then.
     let mean = |part: &[u64]| part.iter().sum::<u64>() as f64 / part.len() as f64;
     println!(
         "{} blocks for each sync of the last, {} of the first",
@@ -226,8 +227,8 @@ fn a_sync_of_random_writes_writes_no_more_when_a_file_has_many_extents() {
     device.judge();
 }
 
-/// Extents that come and go, in files with many names and attributes, also where no space is left for more than one
-/// copy.
+/// Extents that come and go, in files with many names and attributes, also where no space is left
+/// for more than one copy.
 #[test]
 fn leaves_hold_what_a_file_has_after_any_changes() {
     for seed in 0..6 {

@@ -106,8 +106,8 @@ fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
     assert_eq!(refused, Err(StoreError::Index { inodes, bytes, limit }));
 }
 
-/// A sparse file of any size takes no space, and the map of its space was made before its size was checked: gigabytes
-/// for a petabyte.
+/// A sparse file of any size takes no space, and the map of its space was made before its size was
+/// checked: gigabytes for a petabyte.
 #[test]
 fn a_map_of_space_takes_no_more_memory_than_it_may() {
     let dir = tempfile::tempdir().unwrap();

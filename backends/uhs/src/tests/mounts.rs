@@ -9,8 +9,8 @@ use super::{BLOCKS, OPTIONS, cx, make_fresh, name, node, open, random, snapshot}
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check, store};
 
-/// Reads of 96 slots were made in a region for two of them. A region gives runs out of blocks of a power of
-/// two, so the second one failed with ENOMEM, and with it the mount.
+/// Reads of 96 slots were made in a region for two of them. A region gives runs out of blocks of a
+/// power of two, so the second one failed with ENOMEM, and with it the mount.
 #[test]
 fn a_file_system_with_any_number_of_slots_can_be_checked() {
     let device: Arc<dyn BlockDevice> = Arc::new(defuse_block::RamDevice::new(4096, 16 * 1024));

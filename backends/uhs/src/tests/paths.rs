@@ -14,7 +14,8 @@ use crate::commit::CommitRules;
 
 const ACCESS: &str = "system.posix_acl_access";
 
-/// An access ACL with an entry for a user, acl(5): version 2, then tag, permissions and id of each entry.
+/// An access ACL with an entry for a user, acl(5): version 2, then tag, permissions and id of each
+/// entry.
 fn make_acl() -> Vec<u8> {
     let entries: [(u16, u32); 5] =
         [(1, u32::MAX), (2, 1000), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)];
@@ -56,7 +57,8 @@ fn walk(fs: &Uhs, text: &str) -> PathResolution {
     unreachable!("a path has a name")
 }
 
-/// Directories of two names, two deep, with a file in each, and everything that can become of a directory.
+/// Directories of two names, two deep, with a file in each, and everything that can become of a
+/// directory.
 #[test]
 fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
     let (fs, _) = open(make_fresh(), CommitRules::ALL);
@@ -92,7 +94,8 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
         };
         changed += usize::from(done.is_ok());
         for text in ["a", "b", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b", "b/b/b"] {
-            // Each path is resolved twice: the second answer comes from the cache that the first one filled.
+            // Each path is resolved twice: the second answer comes from the cache that the first
+            // one filled.
             for _ in 0..2 {
                 let resolved = fs.resolve(&cx(), Ino::ROOT, path(text)).unwrap();
                 assert_eq!(resolved, walk(&fs, text), "round {round}: {text}");

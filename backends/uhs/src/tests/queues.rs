@@ -1,4 +1,5 @@
-//! Threads that share queues of the device, in every mode: the state after a power failure is as without sharing.
+//! Threads that share queues of the device, in every mode: the state after a power failure is as
+//! without sharing.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -67,7 +68,8 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
     }
 }
 
-/// All operations of the device in order, the names and data in the end, and a checksum of every byte of the device.
+/// All operations of the device in order, the names and data in the end, and a checksum of every
+/// byte of the device.
 fn replay(
     ram: &RamDevice,
     options: UhsOptions,

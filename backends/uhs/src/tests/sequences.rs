@@ -1,5 +1,5 @@
-//! All sequences of one and two operations, each followed by no sync or by one sync of each kind, and sequences by
-//! which programs keep their files safe: with power failures at every moment.
+//! All sequences of one and two operations, each followed by no sync or by one sync of each kind,
+//! and sequences by which programs keep their files safe: with power failures at every moment.
 
 use std::sync::Arc;
 
@@ -252,8 +252,8 @@ fn three_operations_by_chance_leave_a_state_of_one_moment() {
     assert!(judged > 800, "{judged} states");
 }
 
-/// Runs a program, cuts the power at every moment, and passes the state that is left to `judge`, with the number of
-/// steps that were acknowledged before.
+/// Runs a program, cuts the power at every moment, and passes the state that is left to `judge`,
+/// with the number of steps that were acknowledged before.
 fn program(
     prepare: impl Fn(&Uhs),
     steps: impl Fn(&Uhs, &mut dyn FnMut()),
@@ -359,7 +359,8 @@ fn a_database_with_a_journal_is_before_or_after_a_transaction() {
             }
         },
         |found, done| {
-            // A whole journal has the former content of the database; a short journal was never used.
+            // A whole journal has the former content of the database; a short journal was never
+            // used.
             let journal = data(found, "/journal").filter(|journal| journal.len() == SIZE);
             let bytes = journal.or(data(found, "/db")).ok_or("no database")?;
             let version = usize::from(bytes[0]);

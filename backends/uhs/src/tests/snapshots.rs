@@ -1,4 +1,5 @@
-//! Snapshots of a clean end: their content, the changes that make them void, and the effects of damage.
+//! Snapshots of a clean end: their content, the changes that make them void, and the effects of
+//! damage.
 
 use std::sync::Arc;
 
@@ -193,8 +194,8 @@ fn seal(ram: &RamDevice, header: &SnapshotHeader) {
     put(ram, &Superblock { snapshot: Some(at), ..old });
 }
 
-/// fsck reads the slots, and reported an image as clean although its snapshot, which the next mount would use, was
-/// damaged.
+/// fsck reads the slots, and reported an image as clean although its snapshot, which the next mount
+/// would use, was damaged.
 #[test]
 fn a_damaged_snapshot_is_told_and_given_up() {
     let device = |ram: &RamDevice| Arc::new(ram.clone()) as Arc<dyn BlockDevice>;

@@ -1,5 +1,6 @@
-//! Many threads at once, each on names of its own, in a directory of its own and in a directory that all share. The
-//! power fails at any moment. After that, the names of each thread are the names after one of its operations.
+//! Many threads at once, each on names of its own, in a directory of its own and in a directory
+//! that all share. The power fails at any moment. After that, the names of each thread are the
+//! names after one of its operations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +37,8 @@ struct ThreadWorkload<'a> {
     state: ThreadNames,
 }
 
-/// The states of a thread, and for each sync the events before its end and the state that it made durable.
+/// The states of a thread, and for each sync the events before its end and the state that it made
+/// durable.
 struct ThreadHistory {
     states: Vec<ThreadNames>,
     synced: Vec<(usize, usize)>,

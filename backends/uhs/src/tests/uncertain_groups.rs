@@ -14,8 +14,8 @@ use crate::commit::{CommitRules, ScannedSlot};
 use crate::store::survey_with_slots;
 use crate::{RepairAction, StoreError, check, repair};
 
-/// A device that was switched off after a sync that changed the modes of the files a, b and c. Since then, the slot of
-/// b cannot be read.
+/// A device that was switched off after a sync that changed the modes of the files a, b and c.
+/// Since then, the slot of b cannot be read.
 struct UnreadableSlotDevice {
     sim: SimDevice,
     /// The inodes of the files, in the order of their names.
@@ -89,7 +89,8 @@ impl UnreadableSlotDevice {
     }
 }
 
-/// A repair voided groups that had been acknowledged, because a slot of theirs could not be read any more.
+/// A repair voided groups that had been acknowledged, because a slot of theirs could not be read
+/// any more.
 #[test]
 fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
     let failing = UnreadableSlotDevice::new();

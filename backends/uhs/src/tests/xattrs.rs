@@ -107,8 +107,8 @@ fn the_attributes_of_an_inode_are_bounded() {
     assert_eq!(set(&fs, ino, "user.4", &vec![1; 65_000]), Err(Errno::ENOSPC));
 }
 
-/// Records with attributes go to blocks when the group closes, which is too late for ENOSPC: the file system would be
-/// read-only.
+/// Records with attributes go to blocks when the group closes, which is too late for ENOSPC: the
+/// file system would be read-only.
 #[test]
 fn attributes_take_space_that_is_promised_when_they_are_set() {
     let disk = make_fresh();

@@ -34,13 +34,15 @@ pub(super) struct TraceLayout {
     pub(super) uses: Vec<TraceUse>,
 }
 
-/// True if the server can keep the extents of a trace as they are: its unit is a group of one extent.
+/// True if the server can keep the extents of a trace as they are: its unit is a group of one
+/// extent.
 pub(super) fn fits(trace: &ExtentTrace) -> bool {
     trace.steps.iter().all(|step| matches!(step, TraceStep::Use(extent) if extent.size == EXTENT))
 }
 
 impl TraceLayout {
-    /// Files of at most so many bytes. Extents are in no order, so that no file has the popular ones.
+    /// Files of at most so many bytes. Extents are in no order, so that no file has the popular
+    /// ones.
     pub(super) fn new(trace: &ExtentTrace, most_bytes: u64, seed: u64) -> TraceLayout {
         let most = (most_bytes / EXTENT).clamp(1, MOST);
         // The frames of a file are a power of two, and count whether they hold pages or not.

@@ -1,7 +1,9 @@
-//! The traces on a server: `defuse serve --shared` of an image of uhs, and a process of its own for each one of the trace.
+//! The traces on a server: `defuse serve --shared` of an image of uhs, and a process of its own for
+//! each one of the trace.
 //!
-//! The processes read in turns, in the order of the trace, so that the server sees what a simulation sees, less the uses that
-//! need no request. Files are open with `O_DIRECT`, past the cache of uhs: the reads of the device are the misses.
+//! The processes read in turns, in the order of the trace, so that the server sees what a
+//! simulation sees, less the uses that need no request. Files are open with `O_DIRECT`, past the
+//! cache of uhs: the reads of the device are the misses.
 
 mod layout;
 mod reader;
@@ -197,7 +199,8 @@ struct ServerFigures {
 }
 
 impl ServerFigures {
-    /// The figures of a server that has just begun: it listens a moment before `defuse stat` finds it.
+    /// The figures of a server that has just begun: it listens a moment before `defuse stat` finds
+    /// it.
     fn measure_first(stage: &TraceStage<'_>) -> Result<ServerFigures> {
         let begun = Instant::now();
         loop {

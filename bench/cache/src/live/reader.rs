@@ -1,7 +1,8 @@
-//! A process of a trace: a client of the server, which makes the calls that it reads, in turns with others.
+//! A process of a trace: a client of the server, which makes the calls that it reads, in turns with
+//! others.
 //!
-//! Each line of the standard input is a turn, and each word of the line a call. The answer is a line, too: the number
-//! of uses, or the reason why one failed.
+//! Each line of the standard input is a turn, and each word of the line a call. The answer is a
+//! line, too: the number of uses, or the reason why one failed.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -21,7 +22,8 @@ use rustix::fs::OFlags;
 use super::layout::{ExtentPlace, TraceUse};
 use crate::traces::EXTENT;
 
-/// The page of an extent that is read. The policy sees groups of pages, and pages make no difference to it.
+/// The page of an extent that is read. The policy sees groups of pages, and pages make no
+/// difference to it.
 const PAGE: usize = 4096;
 const NAME: &[u8] = b"bench:";
 /// Reads of an open file after which a client has requested its pages.
@@ -105,8 +107,8 @@ impl Drop for ReaderProcess {
 ///
 /// # Errors
 ///
-/// Fails without a server at `socket` that has memory for its clients, and if the standard output is closed. Errors of calls are
-/// answers.
+/// Fails without a server at `socket` that has memory for its clients, and if the standard output
+/// is closed. Errors of calls are answers.
 pub fn work(socket: &Path) -> Result<()> {
     let mut calls = ReaderClient::new(socket)?;
     let (turns, mut answers) = (std::io::stdin().lock(), std::io::stdout().lock());

@@ -6,7 +6,8 @@ use crate::replay::ReplayOutcome;
 use crate::results::{HitRateGoal, PolicyCase, head, percent_of, row};
 use crate::traces::TraceOverlap;
 
-/// The figures of a trace on a server. Figures without `all` in their names are of the uses that count.
+/// The figures of a trace on a server. Figures without `all` in their names are of the uses that
+/// count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LiveFigures {
     /// Uses that count: those after the first fifth of the trace, in which the cache fills.
@@ -34,7 +35,8 @@ impl LiveFigures {
     }
 }
 
-/// The hit rates of one policy on one trace. The size of the cache is the size of the memory for pages.
+/// The hit rates of one policy on one trace. The size of the cache is the size of the memory for
+/// pages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveCell {
     /// The policy and the trace.
@@ -79,7 +81,8 @@ impl LiveResults {
         self.list_traces().into_iter().map(goal).collect()
     }
 
-    /// The tables, in Markdown: the rate on a server, and in parentheses the rate of the simulation.
+    /// The tables, in Markdown: the rate on a server, and in parentheses the rate of the
+    /// simulation.
     pub fn table(&self) -> String {
         let both = |live: f64, simulated: f64| format!("{live:.1} ({simulated:.1})");
         let mut text = head();

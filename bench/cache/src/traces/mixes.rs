@@ -1,4 +1,5 @@
-//! Traces in the manner of the personalities of Filebench, with popular files in place of equal ones.
+//! Traces in the manner of the personalities of Filebench, with popular files in place of equal
+//! ones.
 
 use std::collections::VecDeque;
 
@@ -46,7 +47,8 @@ pub fn webserver(maker: &mut TraceMaker) {
     }
 }
 
-/// Each process has a box of its own: mails are written, read soon, read again at times, and removed.
+/// Each process has a box of its own: mails are written, read soon, read again at times, and
+/// removed.
 pub fn varmail(maker: &mut TraceMaker) {
     let files = (maker.extents() / u64::from(USERS)).max(4) as usize;
     maker.set_name("8 processes, varmail", TraceOverlap::None, 0);

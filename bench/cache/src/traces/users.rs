@@ -3,7 +3,8 @@
 use super::{TraceMaker, TraceOverlap, USERS};
 use crate::random::ZipfDistribution;
 
-/// The file of extents that all processes use; the extents of one process are in file 1 + its number.
+/// The file of extents that all processes use; the extents of one process are in file 1 + its
+/// number.
 const COMMON: u64 = 0;
 /// Files of extents that are used once.
 const ONCE: u64 = 1 << 32;
@@ -123,8 +124,8 @@ pub fn common_most(maker: &mut TraceMaker) {
     add_overlapping(maker, 0.75);
 }
 
-/// The case of the paper: a process goes over an own file of 16 extents four times and never again, while common files
-/// are read by one process after another.
+/// The case of the paper: a process goes over an own file of 16 extents four times and never again,
+/// while common files are read by one process after another.
 pub fn add_passes(maker: &mut TraceMaker) {
     let extents = maker.extents();
     maker.set_name("8 processes, own files in passes, common ones", TraceOverlap::Shared, extents);
@@ -148,7 +149,8 @@ pub fn add_passes(maker: &mut TraceMaker) {
     }
 }
 
-/// All processes walk the same tree from different places, like builds of one project, and read and write own files.
+/// All processes walk the same tree from different places, like builds of one project, and read and
+/// write own files.
 pub fn walk_one_tree(maker: &mut TraceMaker) {
     let extents = maker.extents();
     maker.set_name("8 processes, walks of one tree, own files", TraceOverlap::Shared, extents);

@@ -1,8 +1,8 @@
 //! Measures the cost of a mount for the user's own command, and explains it.
 //!
-//! The command runs alternately on the directory itself and on its mount. Each run starts from the same state: a
-//! temporary copy, which is recreated if the command changed it. Then the requests of the mount are analysed, and
-//! options that could help are tried, so that all advice is measured.
+//! The command runs alternately on the directory itself and on its mount. Each run starts from the
+//! same state: a temporary copy, which is recreated if the command changed it. Then the requests of
+//! the mount are analysed, and options that could help are tried, so that all advice is measured.
 
 mod candidates;
 mod copy;

@@ -1,8 +1,9 @@
 //! The tables of *Direct-FUSE* (ROSS '18): the benefit of leaving out the kernel.
 //!
-//! Equal system calls run on the native file system, through a mount, and within the program's own process ([`run()`]).
-//! They alternate in rounds, so that ratios are valid on a busy machine. The tables also show context switches, the
-//! client's share of a call, the cost of starting a program, and whether each goal is met ([`goals`]).
+//! Equal system calls run on the native file system, through a mount, and within the program's own
+//! process ([`run()`]). They alternate in rounds, so that ratios are valid on a busy machine. The
+//! tables also show context switches, the client's share of a call, the cost of starting a program,
+//! and whether each goal is met ([`goals`]).
 
 pub mod goals;
 mod measure;

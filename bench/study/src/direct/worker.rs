@@ -62,7 +62,8 @@ pub struct WorkerOrder {
     pub cpu: usize,
 }
 
-/// The measurement. The time is the time of the fastest pass, because other load can only slow a pass down.
+/// The measurement. The time is the time of the fastest pass, because other load can only slow a
+/// pass down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerMeasurement {
     /// Number of calls per pass.

@@ -29,7 +29,8 @@ pub const PAPER: [(&str, &str); 8] = [
     ("performance.io-cache", "off"),
 ];
 
-/// Options by which the servers notify clients of changes, as clients that cache for long need it, for so many files.
+/// Options by which the servers notify clients of changes, as clients that cache for long need it,
+/// for so many files.
 const TELLS: [(&str, &str); 3] = [
     ("features.cache-invalidation", "on"),
     ("features.cache-invalidation-timeout", "600"),

@@ -15,8 +15,9 @@ const CONTEXT: &str = include_str!("context.c");
 const DEFINES: [&str; 4] =
     ["-DGF_LINUX_HOST_OS", "-DSIZEOF_LONG=8", "-DHAVE_ATOMIC_BUILTINS", "-D_FILE_OFFSET_BITS=64"];
 
-/// Makes the directories and the description of a volume in `work`, and returns the path of the latter. Each client has
-/// its own volume: nothing below them would order what two of them do in one directory.
+/// Makes the directories and the description of a volume in `work`, and returns the path of the
+/// latter. Each client has its own volume: nothing below them would order what two of them do in
+/// one directory.
 ///
 /// # Errors
 ///
@@ -49,7 +50,8 @@ fn text(bricks: &[&Path; 2]) -> String {
     text
 }
 
-/// The value of `LD_PRELOAD` with which libgfapi can use `storage/posix`. The library is made in `work`.
+/// The value of `LD_PRELOAD` with which libgfapi can use `storage/posix`. The library is made in
+/// `work`.
 ///
 /// # Errors
 ///

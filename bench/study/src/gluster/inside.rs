@@ -1,4 +1,5 @@
-//! The rounds, in a process in the name spaces of the servers: measures every case on every target in turn.
+//! The rounds, in a process in the name spaces of the servers: measures every case on every target
+//! in turn.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,8 +14,8 @@ use super::results::GlusterResults;
 use super::stage::VolumeTargets;
 use crate::interrupt::InterruptFlag;
 
-/// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the standard input is a
-/// request to end: the cases that were measured by then remain.
+/// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the
+/// standard input is a request to end: the cases that were measured by then remain.
 ///
 /// # Errors
 ///

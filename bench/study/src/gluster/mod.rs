@@ -1,9 +1,10 @@
-//! GlusterFS's own client beside ours, on the same volumes: the experiments of *Multithreaded FUSE for GlusterFS* (paper 004),
-//! small files, and lookups behind latency.
+//! GlusterFS's own client beside ours, on the same volumes: the experiments of *Multithreaded FUSE
+//! for GlusterFS* (paper 004), small files, and lookups behind latency.
 //!
-//! [`run()`] starts servers of its own, and this program again among them ([`rounds`]). That process mounts every
-//! target, and measures every case on each of them in turn, so that ratios are valid on a busy machine. The whole
-//! measurement is in name spaces that the kernel ends with this process, also after SIGKILL.
+//! [`run()`] starts servers of its own, and this program again among them ([`rounds`]). That
+//! process mounts every target, and measures every case on each of them in turn, so that ratios are
+//! valid on a busy machine. The whole measurement is in name spaces that the kernel ends with this
+//! process, also after SIGKILL.
 
 pub mod cases;
 pub mod fio;

@@ -177,7 +177,8 @@ fn format_rate(case: GlusterCase, rate: f64) -> String {
     format!("{} {}", rate_of(case, rate), unit_of(case))
 }
 
-/// CPU time of the client by kinds of threads, in per cent of a processor: receiving, network, translators, others.
+/// CPU time of the client by kinds of threads, in per cent of a processor: receiving, network,
+/// translators, others.
 fn sum_by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
     let mut kinds = [0.0; 4];
     for thread in threads {
@@ -192,7 +193,8 @@ fn sum_by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
     kinds
 }
 
-/// The medians of each kind; not of one round, but their sum is close to the sum of the median round.
+/// The medians of each kind; not of one round, but their sum is close to the sum of the median
+/// round.
 fn kinds(results: &GlusterResults, case: GlusterCase, target: &str) -> Option<[f64; 4]> {
     let is =
         |cell: &&GlusterCell| cell.error.is_none() && cell.case == case && cell.target == target;
@@ -281,7 +283,8 @@ fn draw_bars(results: &GlusterResults, case: GlusterCase) -> String {
     text
 }
 
-/// The gain of the policy beside the load of the only reader: without a bottleneck there, it cannot gain.
+/// The gain of the policy beside the load of the only reader: without a bottleneck there, it cannot
+/// gain.
 fn policy(results: &GlusterResults) -> String {
     let mut body = String::new();
     for case in VolumeKind::ALL.into_iter().flat_map(|place| results.cases(place)) {

@@ -1,5 +1,5 @@
-//! The results in the file `gluster.json`. docs/gluster.md documents its fields; [`SCHEMA`] changes when their
-//! meaning does.
+//! The results in the file `gluster.json`. docs/gluster.md documents its fields; [`SCHEMA`] changes
+//! when their meaning does.
 
 use std::path::Path;
 
@@ -88,9 +88,11 @@ pub struct GlusterCell {
     pub bytes: u64,
     /// Duration in nanoseconds.
     pub ns: u64,
-    /// CPU time of the application, in nanoseconds. Within a run, it does a part of the file system's work.
+    /// CPU time of the application, in nanoseconds. Within a run, it does a part of the file
+    /// system's work.
     pub app_ns: u64,
-    /// CPU time of the client of GlusterFS: the daemon of a mount, or the process of a run. In nanoseconds.
+    /// CPU time of the client of GlusterFS: the daemon of a mount, or the process of a run. In
+    /// nanoseconds.
     pub client_ns: u64,
     /// The threads of the client, by name.
     pub threads: Vec<ThreadUse>,
@@ -116,8 +118,8 @@ impl GlusterCell {
         100.0 * self.client_ns as f64 / self.ns.max(1) as f64
     }
 
-    /// CPU time of the busiest thread of the client that receives requests, in per cent of one processor; 0
-    /// without such a thread.
+    /// CPU time of the busiest thread of the client that receives requests, in per cent of one
+    /// processor; 0 without such a thread.
     pub fn reader_pct(&self) -> f64 {
         let readers = self.threads.iter().filter(|threads| is_reader(&threads.name));
         let busiest = readers.map(|threads| threads.busiest_ns).max().unwrap_or(0);
@@ -125,7 +127,8 @@ impl GlusterCell {
     }
 }
 
-/// True for threads that receive requests from the kernel: the threads of GlusterFS (`glfs_fuseproc`), and ours.
+/// True for threads that receive requests from the kernel: the threads of GlusterFS
+/// (`glfs_fuseproc`), and ours.
 pub fn is_reader(thread: &str) -> bool {
     const NAMES: [&str; 3] = ["glfs_fuseproc", "defuse-worker", "defuse-ring"];
     NAMES.iter().any(|name| thread.starts_with(name))
@@ -160,7 +163,8 @@ impl GlusterResults {
         QuartileSummary::from_values(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// A figure of `target` relative to the figure of `base`: the median of the ratios of each round, with quartiles.
+    /// A figure of `target` relative to the figure of `base`: the median of the ratios of each
+    /// round, with quartiles.
     pub fn ratio(
         &self,
         case: GlusterCase,

@@ -1,5 +1,5 @@
-//! A shell that runs one program after another for the whole measurement, so that a run of `defuse run` connects to the
-//! volume once.
+//! A shell that runs one program after another for the whole measurement, so that a run of
+//! `defuse run` connects to the volume once.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -30,7 +30,8 @@ pub struct TargetShell {
 }
 
 impl TargetShell {
-    /// Starts a shell: the last of `words` is the program `sh`. `name` is the name of its files in `work`.
+    /// Starts a shell: the last of `words` is the program `sh`. `name` is the name of its files in
+    /// `work`.
     ///
     /// # Errors
     ///
@@ -77,7 +78,8 @@ impl TargetShell {
     ///
     /// # Errors
     ///
-    /// Fails if the program does, with its output, after `patience`, and if the user requests the end.
+    /// Fails if the program does, with its output, after `patience`, and if the user requests the
+    /// end.
     pub fn perform(
         &mut self,
         words: &[OsString],

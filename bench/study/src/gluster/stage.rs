@@ -129,7 +129,8 @@ impl From<fio::FioMeasurement> for ProgramFigures {
 }
 
 impl<'a> VolumeTargets<'a> {
-    /// Starts all targets that can be started, and makes their files. Returns the reasons of those that cannot.
+    /// Starts all targets that can be started, and makes their files. Returns the reasons of those
+    /// that cannot.
     ///
     /// # Errors
     ///
@@ -187,7 +188,8 @@ impl<'a> VolumeTargets<'a> {
         Ok(target)
     }
 
-    /// Makes the files: once for all targets on servers, and for each of those that have a volume of their own.
+    /// Makes the files: once for all targets on servers, and for each of those that have a volume
+    /// of their own.
     fn make_files(&mut self, cases: &[GlusterCase]) -> Result<()> {
         let volumes = if self.place == VolumeKind::Graph { self.targets.len() } else { 1 };
         let options = self.options;
@@ -281,7 +283,8 @@ impl<'a> VolumeTargets<'a> {
             CaseWork::Names(SmallFileOp::List | SmallFileOp::Lookup) => {
                 caches::drop_dentries(&daemons)?
             }
-            // Other targets have listed their files since, and the caches of all were dropped for each.
+            // Other targets have listed their files since, and the caches of all were dropped for
+            // each.
             CaseWork::Names(SmallFileOp::Stat) => {
                 let listing = GlusterCase { work: CaseWork::Names(SmallFileOp::List), ..case };
                 perform(self.options, target, listing, round, &InterruptFlag::default())?;
@@ -303,7 +306,8 @@ impl RunningTarget {
         let jobs = cases.iter().filter(|case| matches!(case.work, CaseWork::Io { .. }));
         if let Some(jobs) = jobs.map(|case| case.jobs).max() {
             perform(&fio::layout(&io, jobs, options.file_bytes))?;
-            // GlusterFS's own client may answer with a former size for a second, and fio then wants to write the file anew.
+            // GlusterFS's own client may answer with a former size for a second, and fio then wants
+            // to write the file anew.
             sleep(FORGOTTEN);
         }
         if cases.iter().any(|case| case.work == CaseWork::Names(SmallFileOp::Lookup)) {

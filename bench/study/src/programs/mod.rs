@@ -1,10 +1,11 @@
-//! Unmodified programs on many small files: `git status`, `find` and `cat`, Python, `make`, `tar` and `rm` on tmpfs,
-//! within `defuse run`, and on a mount of the kernel.
+//! Unmodified programs on many small files: `git status`, `find` and `cat`, Python, `make`, `tar`
+//! and `rm` on tmpfs, within `defuse run`, and on a mount of the kernel.
 //!
-//! Each round makes a tree of files on every target and runs the programs there, target after target ([`run()`]). A
-//! ratio is taken within a round, so that it is valid on a busy machine. The processor time is the time of the whole
-//! machine, because servers and daemons work for the programs. If `strace` is installed, one more round counts the
-//! system calls of each program, which no load changes.
+//! Each round makes a tree of files on every target and runs the programs there, target after
+//! target ([`run()`]). A ratio is taken within a round, so that it is valid on a busy machine. The
+//! processor time is the time of the whole machine, because servers and daemons work for the
+//! programs. If `strace` is installed, one more round counts the system calls of each program,
+//! which no load changes.
 
 mod script;
 mod table;

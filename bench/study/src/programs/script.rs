@@ -7,10 +7,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// The script. Arguments: the directory of the tree, the archive, and a directory for counts of system calls. It writes
-/// a line `NAME MICROSECONDS TICKS` for each program; the ticks are those that the processors worked, 100 a second.
+/// The script. Arguments: the directory of the tree, the archive, and a directory for counts of
+/// system calls. It writes a line `NAME MICROSECONDS TICKS` for each program; the ticks are those
+/// that the processors worked, 100 a second.
 ///
-/// git compares the times of files with its index, so that a first `git status` brings the index up to date.
+/// git compares the times of files with its index, so that a first `git status` brings the index up
+/// to date.
 pub const TEXT: &str = r#"set -eu
 export LC_ALL=C PYTHONDONTWRITEBYTECODE=1 GIT_OPTIONAL_LOCKS=1
 dir=$1 archive=$2 counts=${3:-}
@@ -105,7 +107,8 @@ pub fn read_counts(counts: &Path) -> Result<BTreeMap<String, u64>> {
     NAMES.into_iter().map(count).collect()
 }
 
-/// The calls in the last line of the table of `strace -c`: `100.00 SECONDS [USECS] CALLS [ERRORS] total`.
+/// The calls in the last line of the table of `strace -c`:
+/// `100.00 SECONDS [USECS] CALLS [ERRORS] total`.
 fn total(table: &str) -> Option<u64> {
     let line = table.lines().rev().find(|line| line.ends_with(" total"))?;
     // Without a fraction: the time for each call, the calls, and the errors, if there were any.

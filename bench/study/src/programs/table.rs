@@ -19,7 +19,8 @@ pub fn table(results: &ProgramsResults) -> String {
     text
 }
 
-/// Writes a table of one `figure` of the cells, with the text of `more` about a program on a target.
+/// Writes a table of one `figure` of the cells, with the text of `more` about a program on a
+/// target.
 fn write_table(
     text: &mut String,
     results: &ProgramsResults,
@@ -58,8 +59,8 @@ fn figures(
     all.into_iter().map(|(_, figure)| figure).collect()
 }
 
-/// The ratios to the native target, each within a round, in order of size. Rounds are left out where the native figure is
-/// too short for the clock.
+/// The ratios to the native target, each within a round, in order of size. Rounds are left out
+/// where the native figure is too short for the clock.
 fn ratios(
     results: &ProgramsResults,
     (program, target): (&str, &str),

@@ -94,8 +94,8 @@ pub(crate) fn run_on_client(
     }
     let failed = state.failed.take();
     drop(state);
-    // The thread that has set this state keeps the open file for a moment, and a thread that unmounts next would find
-    // the file in use.
+    // The thread that has set this state keeps the open file for a moment, and a thread that
+    // unmounts next would find the file in use.
     while Arc::strong_count(&flights) > 1 {
         std::thread::yield_now();
     }

@@ -1,4 +1,5 @@
-//! Operations by path, as a program makes them: through the kernel, or through the client in this process.
+//! Operations by path, as a program makes them: through the kernel, or through the client in this
+//! process.
 
 pub(crate) mod in_flight;
 mod inside;
@@ -13,7 +14,8 @@ use defuse_wml::{RunFailure, RunObserver, RunReport, WorkloadPlan};
 pub(crate) use inside::{InProcessFiles, NAME};
 pub(crate) use kernel::KernelFiles;
 
-/// An operation of a file or a device: a write if true, from this block on, of so many blocks of 4 KiB.
+/// An operation of a file or a device: a write if true, from this block on, of so many blocks of 4
+/// KiB.
 pub(crate) type FileOperation = (bool, u64, u32);
 
 /// Operations in flight, where many are.
@@ -42,8 +44,8 @@ pub(crate) trait TimedFiles: Sync {
     fn unlink(&self, name: &PreparedPath) -> Result<()>;
     /// Opens a file for reading and writing, and makes it where it is not there.
     fn open(&self, path: &str) -> Result<Box<dyn TimedFile + '_>>;
-    /// Carries out operations of a file of `blocks` blocks past the cache (`O_DIRECT`), [`DEPTH`] at a time, and makes them
-    /// durable. The file is made where it is not there.
+    /// Carries out operations of a file of `blocks` blocks past the cache (`O_DIRECT`), [`DEPTH`]
+    /// at a time, and makes them durable. The file is made where it is not there.
     fn carry_out(&self, path: &str, blocks: u64, operations: Vec<FileOperation>) -> Result<()>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;

@@ -1,10 +1,12 @@
-//! Runs the workloads of the queues through the NVMe driver, on the model of a controller with an SSD of the same parts
-//! behind it.
+//! Runs the workloads of the queues through the NVMe driver, on the model of a controller with an
+//! SSD of the same parts behind it.
 //!
-//! Each queue of the separation is a pair of NVMe queues, and the controller takes commands from them in turn. Where each queue
-//! can have a part of the commands at work only, there is hardly a choice whose turn it is. So a second controller lets any queue
-//! have all; there, the target `static+priorities` has weighted round robin, which takes more commands from queues that have small
-//! small reads or small writes alone. Time is the SSD's time: the code of the driver takes none.
+//! Each queue of the separation is a pair of NVMe queues, and the controller takes commands from
+//! them in turn. Where each queue can have a part of the commands at work only, there is hardly a
+//! choice whose turn it is. So a second controller lets any queue have all; there, the target
+//! `static+priorities` has weighted round robin, which takes more commands from queues that have
+//! small small reads or small writes alone. Time is the SSD's time: the code of the driver takes
+//! none.
 
 use std::sync::Arc;
 
@@ -18,7 +20,8 @@ use super::{BLOCKS, QUEUES, QueueWorkload, policies, run_separated, workloads};
 use crate::UhsBenchScale;
 use crate::results::UhsBenchResults;
 
-/// The depths of each queue. The caller has a queue of the depth of all, which is 512 at most in the driver.
+/// The depths of each queue. The caller has a queue of the depth of all, which is 512 at most in
+/// the driver.
 const DEPTHS: [u32; 3] = [16, 32, 128];
 
 /// Frames of an operation at most.

@@ -1,7 +1,9 @@
-//! Runs the workloads of the queues on the controller that QEMU emulates, over a drive that is throttled.
+//! Runs the workloads of the queues on the controller that QEMU emulates, over a drive that is
+//! throttled.
 //!
-//! A register of that controller takes about 30 us, which several commands share. The drive takes [`DRIVE`]: 250 us for a
-//! command or more, so that it is the bottleneck. The target `unthrottled` shows how much faster the rest is.
+//! A register of that controller takes about 30 us, which several commands share. The drive
+//! takes [`DRIVE`]: 250 us for a command or more, so that it is the bottleneck. The target
+//! `unthrottled` shows how much faster the rest is.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -30,8 +32,8 @@ const MEMORY: u32 = 192 << 20;
 /// Depths of each queue.
 const DEPTHS: [u32; 2] = [16, 256];
 
-/// A drive that was idle for a tenth of a second takes as much work at once as it could have done meanwhile. So each run begins
-/// after a longer pause.
+/// A drive that was idle for a tenth of a second takes as much work at once as it could have done
+/// meanwhile. So each run begins after a longer pause.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Operations for one of those on a device: the drive is slow.
@@ -76,7 +78,8 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// A controller in QEMU with a drive of these properties, and the memory of its machine, from which no data is copied.
+/// A controller in QEMU with a drive of these properties, and the memory of its machine, from which
+/// no data is copied.
 fn open(program: &str, drive: &[&str]) -> Result<(Arc<NvmeDevice>, Arc<MemoryRegion>)> {
     let image = File::from(rustix::fs::memfd_create(c"defuse-bench-drive", MemfdFlags::CLOEXEC)?);
     image.set_len(BYTES)?;

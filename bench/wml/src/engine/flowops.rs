@@ -229,7 +229,8 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         }
     }
 
-    /// A random offset for `iosize` bytes: a multiple of `iosize`, so that they end within the file.
+    /// A random offset for `iosize` bytes: a multiple of `iosize`, so that they end within the
+    /// file.
     fn offset(&mut self, step: &FlowopPlan, fd: usize, iosize: u64) -> FlowopResult<u64> {
         let size = self.working_set(step, fd);
         if iosize > size || iosize == 0 {

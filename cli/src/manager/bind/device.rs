@@ -115,7 +115,8 @@ impl BindableDevice {
         (self.text.clone(), options)
     }
 
-    /// Opens the device at the beginning. The manager retries to open a device that another process has.
+    /// Opens the device at the beginning. The manager retries to open a device that another process
+    /// has.
     ///
     /// # Errors
     ///
@@ -208,9 +209,9 @@ impl BindableDevice {
             if !is_nobodys || self.ending.load(Ordering::SeqCst) {
                 return true;
             }
-            // Another thread may still be here: a device can be lost, taken and given back while it pauses. If two
-            // threads open the device, the second finds it taken by this process, and would report that it has no
-            // holder.
+            // Another thread may still be here: a device can be lost, taken and given back while it
+            // pauses. If two threads open the device, the second finds it taken by this process,
+            // and would report that it has no holder.
             if self.opening.swap(true, Ordering::SeqCst) {
                 return false;
             }
@@ -289,8 +290,8 @@ mod tests {
     use super::*;
     use crate::sources::SOURCES;
 
-    /// If two threads opened at once, the second found the device taken by its own process, and reported that it had no
-    /// holder.
+    /// If two threads opened at once, the second found the device taken by its own process, and
+    /// reported that it had no holder.
     #[test]
     fn of_several_threads_that_take_a_device_over_one_opens_it() {
         let place = tempfile::tempdir().unwrap();

@@ -1,8 +1,10 @@
-//! Devices that applications bind: the conversation with each (`defuse_bound::protocol`), and what follows from it.
+//! Devices that applications bind: the conversation with each (`defuse_bound::protocol`), and what
+//! follows from it.
 //!
-//! One thread talks to one application, from its first word to its end. It gives the device by ending the manager's own
-//! instance first, checks from time to time that the process is alive, and sees the end of the connection. Whatever
-//! ends the conversation, the device has no holder then, and another thread opens it for the manager.
+//! One thread talks to one application, from its first word to its end. It gives the device by
+//! ending the manager's own instance first, checks from time to time that the process is alive, and
+//! sees the end of the connection. Whatever ends the conversation, the device has no holder then,
+//! and another thread opens it for the manager.
 
 mod device;
 
@@ -252,7 +254,8 @@ impl OtherProtocol for DeviceBinder {
         first.starts_with(FIRST)
     }
 
-    /// Runs on a thread with a larger stack than a client's thread has: the end of a file system may need it.
+    /// Runs on a thread with a larger stack than a client's thread has: the end of a file system
+    /// may need it.
     fn serve(&self, socket: &OwnedFd, who: PeerProcess, is_ending: &(dyn Fn() -> bool + Sync)) {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("defuse-bind".to_owned());

@@ -55,7 +55,8 @@ pub(super) fn target(
 /// Returns the absolute path, as in mountinfo. Resolves only the parent: the mount point itself may
 /// not answer.
 pub fn resolve(path: &Path) -> PathBuf {
-    // lstat(2) would send a request to the file system. readlink(2) sends none: a mount point is not a link.
+    // lstat(2) would send a request to the file system. readlink(2) sends none: a mount point is
+    // not a link.
     if rustix::fs::readlink(path, Vec::new()).is_ok() {
         return path.canonicalize().unwrap_or(path.to_path_buf());
     }
@@ -71,7 +72,8 @@ pub fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-/// True for an empty directory. An unreadable directory counts as empty, because its entries are hidden already.
+/// True for an empty directory. An unreadable directory counts as empty, because its entries are
+/// hidden already.
 fn is_empty(dir: impl AsFd) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = match rustix::fs::openat(dir, ".", flags, Mode::empty()) {

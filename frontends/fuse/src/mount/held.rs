@@ -1,7 +1,8 @@
 //! A mount point whose path is followed once.
 //!
-//! Another user may own a directory on the way, and exchange it between two uses of a path. Here the directory of the
-//! mount point stays open: the mount that is checked is the mount that is changed.
+//! Another user may own a directory on the way, and exchange it between two uses of a path. Here
+//! the directory of the mount point stays open: the mount that is checked is the mount that is
+//! changed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,7 +23,8 @@ pub struct HeldMountpoint {
 }
 
 impl HeldMountpoint {
-    /// The place of `path`, as [`resolve`](super::resolve) returns it. `None` for `/`, which no other user can exchange.
+    /// The place of `path`, as [`resolve`](super::resolve) returns it. `None` for `/`, which no
+    /// other user can exchange.
     ///
     /// # Errors
     ///
@@ -35,7 +37,8 @@ impl HeldMountpoint {
         Ok(Some(HeldMountpoint { parent, name: name.to_owned() }))
     }
 
-    /// The mount that is visible there; `None` if the name is no mount point. Sends no request to its file system.
+    /// The mount that is visible there; `None` if the name is no mount point. Sends no request to
+    /// its file system.
     ///
     /// # Errors
     ///

@@ -80,7 +80,8 @@ pub(super) fn mount(
     Ok(PreparedMount { device, mountpoint: target.path.clone(), how, syncfs, watch })
 }
 
-/// The helper of a mount with `auto_unmount`. It unmounts the mount point when this process has ended.
+/// The helper of a mount with `auto_unmount`. It unmounts the mount point when this process has
+/// ended.
 #[derive(Debug)]
 pub struct HelperWatch {
     process: Child,

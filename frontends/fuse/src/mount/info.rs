@@ -27,8 +27,8 @@ pub struct MountEntry {
     pub mount_point: PathBuf,
     /// Options of the mount.
     pub mount_options: String,
-    /// True if mounts below this one appear in its copies, in other namespaces (mount_namespaces(7), shared
-    /// subtrees).
+    /// True if mounts below this one appear in its copies, in other namespaces
+    /// (mount_namespaces(7), shared subtrees).
     pub shared: bool,
     /// The type, such as `fuse.defuse`.
     pub fstype: String,
@@ -45,8 +45,8 @@ impl MountEntry {
         matches!(base, "fuse" | "fuseblk")
     }
 
-    /// Returns the number of the mount's connection in `/sys/fs/fuse/connections`: the kernel's `dev_t`. For fuseblk
-    /// it has a major part, too.
+    /// Returns the number of the mount's connection in `/sys/fs/fuse/connections`: the kernel's
+    /// `dev_t`. For fuseblk it has a major part, too.
     pub fn connection(&self) -> u32 {
         self.major << 20 | self.minor
     }

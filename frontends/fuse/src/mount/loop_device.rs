@@ -1,8 +1,9 @@
 //! A loop device as the source of a mount of the type `fuseblk`.
 //!
-//! Linux notifies a FUSE server of sync(2) and syncfs(2), and lets umount(2) wait for it, only if the mount has that
-//! type (`fuse_sync_fs()` and `fuse_conn_destroy()` of fs/fuse/inode.c), and such a mount needs a block device. The
-//! device has a few KiB of memory, which are not used. It is removed with the mount.
+//! Linux notifies a FUSE server of sync(2) and syncfs(2), and lets umount(2) wait for it, only if
+//! the mount has that type (`fuse_sync_fs()` and `fuse_conn_destroy()` of fs/fuse/inode.c), and
+//! such a mount needs a block device. The device has a few KiB of memory, which are not used. It is
+//! removed with the mount.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -43,7 +44,8 @@ impl AttachedLoopDevice {
             let number = unsafe { ioctl(&control, GetFree) }?;
             let path = Path::new("/dev").join(format!("loop{number}"));
             let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-            // SAFETY: the opcode takes the address of a `struct loop_config`, which `LoopConfig` is, and only reads it.
+            // SAFETY: the opcode takes the address of a `struct loop_config`, which `LoopConfig`
+            // is, and only reads it.
             match unsafe { ioctl(&fd, Setter::<CONFIGURE, _>::new(LoopConfig::new(&memory, name))) }
             {
                 Err(Errno::BUSY) => {}

@@ -16,19 +16,24 @@ pub struct MountOptions {
     pub nosuid: bool,
     /// Device files have no effect.
     pub nodev: bool,
-    /// Symbolic links are not followed (Linux 5.10). `fusermount3` does not know it, so that only root may mount with it.
+    /// Symbolic links are not followed (Linux 5.10). `fusermount3` does not know it, so that only
+    /// root may mount with it.
     pub nosymfollow: bool,
-    /// The rule by which reading updates access times. The kernel shows it, and leaves the times to the file system.
+    /// The rule by which reading updates access times. The kernel shows it, and leaves the times to
+    /// the file system.
     pub access_times: AccessTimeRule,
     /// Writes are synchronous.
     pub sync: bool,
     /// Changes of directories are synchronous.
     pub dirsync: bool,
-    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`PreparedMount::syncfs`](super::PreparedMount::syncfs)): the mount
-    /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
+    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is
+    /// possible ([`PreparedMount::syncfs`](super::PreparedMount::syncfs)): the mount has the type
+    /// `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of
+    /// [`mount`](super::mount).
     pub syncfs: Option<bool>,
-    /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for that; a process
-    /// that mounts without it needs another process that waits, which the caller has to provide.
+    /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for
+    /// that; a process that mounts without it needs another process that waits, which the caller
+    /// has to provide.
     pub auto_unmount: bool,
     /// Users other than the mounting user have access.
     pub allow_other: bool,

@@ -1,5 +1,5 @@
-//! Real mounts, as root. No process serves them, so that tests access them only through functions that
-//! are guaranteed not to hang.
+//! Real mounts, as root. No process serves them, so that tests access them only through functions
+//! that are guaranteed not to hang.
 
 use super::*;
 use std::fs;
@@ -84,8 +84,8 @@ fn a_mount_is_listed_dies_and_is_removed() {
     assert_eq!(unmount(&path, false), Err(UnmountError::NotMounted { path }));
 }
 
-/// Unmounts. A process that another test starts has the same files open as this process, until it executes its
-/// program.
+/// Unmounts. A process that another test starts has the same files open as this process, until it
+/// executes its program.
 fn unmount_when_idle(path: &Path) -> Result<(), UnmountError> {
     let begun = std::time::Instant::now();
     loop {
@@ -194,7 +194,8 @@ fn an_inherited_device_is_taken_over() {
     assert!(error.to_string().contains("is not an open /dev/fuse"), "{error}");
 }
 
-/// The owner of a directory on the way exchanges it, so that the path leads to a mount of root now and then.
+/// The owner of a directory on the way exchanges it, so that the path leads to a mount of root now
+/// and then.
 #[test]
 fn a_path_that_changes_unmounts_and_changes_no_other_mount() {
     use rustix::fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with};

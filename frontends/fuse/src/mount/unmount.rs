@@ -18,8 +18,8 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<(), UnmountError> {
     unmount_if(path, lazy, |_| true)
 }
 
-/// Unmounts a FUSE file system like [`unmount`], if `is_it` is true for it: a user who owns a directory on the way can
-/// let the path lead to another mount at any time.
+/// Unmounts a FUSE file system like [`unmount`], if `is_it` is true for it: a user who owns a
+/// directory on the way can let the path lead to another mount at any time.
 ///
 /// # Errors
 ///
@@ -34,8 +34,8 @@ pub fn unmount_if(
     detach(path, flags, is_it)
 }
 
-/// Ends the calls in progress of a FUSE file system, if `is_it` is true for it, and unmounts it if it is not in use (`umount2(2)`,
-/// MNT_FORCE).
+/// Ends the calls in progress of a FUSE file system, if `is_it` is true for it, and unmounts it if
+/// it is not in use (`umount2(2)`, MNT_FORCE).
 ///
 /// # Errors
 ///

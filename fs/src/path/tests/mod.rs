@@ -190,7 +190,8 @@ fn an_unlinked_file_stays_readable_until_it_is_released() {
         assert_ne!(file.ino, second.ino);
         assert_eq!(mount.read(file).unwrap(), b"old");
         assert_eq!(mount.read(second).unwrap(), b"new");
-        // The attributes come from the handle, even if the caller names none. No link is left, not even a hidden one.
+        // The attributes come from the handle, even if the caller names none. No link is left, not
+        // even a hidden one.
         let attr = mount.0.getattr(&cx(), file.ino, None).unwrap();
         assert_eq!((attr.size, attr.nlink), (3, 0));
         let longer = SetAttr { size: Some(5), ..SetAttr::default() };

@@ -62,8 +62,8 @@ fn map_anonymous(
     Ok(at)
 }
 
-/// Makes a private mapping of a copy that this process keeps, so that a page which the program drops
-/// (`MADV_DONTNEED`) has the bytes of the file again.
+/// Makes a private mapping of a copy that this process keeps, so that a page which the program
+/// drops (`MADV_DONTNEED`) has the bytes of the file again.
 pub fn map_private(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallResult {
     let (len, offset) = (call.args[1], call.args[5]);
     let size = call.client().fstat(call.task(), entry.file())?.attr.size;
@@ -129,7 +129,8 @@ fn fill(
     Ok(())
 }
 
-/// mremap(2). A mapping that grows is made again, by `map`, because the length of such memory is fixed.
+/// mremap(2). A mapping that grows is made again, by `map`, because the length of such memory is
+/// fixed.
 pub fn remap(
     call: &ProgramCall<'_>,
     map: fn(&ProgramCall<'_>, &Arc<DescriptorEntry>) -> CallResult,
@@ -184,7 +185,8 @@ pub fn write_back(
     Ok(())
 }
 
-/// Writes all bytes. A file system that has space for some of them takes these, and refuses the rest.
+/// Writes all bytes. A file system that has space for some of them takes these, and refuses the
+/// rest.
 fn write_all(
     call: &ProgramCall<'_>,
     entry: &DescriptorEntry,

@@ -5,9 +5,9 @@ use defuse_fs::Errno;
 use crate::machine::message::write_line;
 use crate::machine::pending;
 
-/// Reports to the program that its store at `at` is not in the file: natively the store itself would have been a
-/// SIGBUS. No call has reported it before. For a mapping that this program could not store through, only a message is
-/// printed.
+/// Reports to the program that its store at `at` is not in the file: natively the store itself
+/// would have been a SIGBUS. No call has reported it before. For a mapping that this program could
+/// not store through, only a message is printed.
 pub fn report_lost_store(errno: Errno, at: u64, stores: bool) {
     const NO_ACCESS: i32 = 2;
     let is_full = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG].contains(&errno);

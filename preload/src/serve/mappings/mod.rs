@@ -3,21 +3,22 @@
 //! If the file has a lower open file, the kernel maps that one, and this module does nothing more.
 //!
 //! If another process serves the mount, it has one memory for all mappings of a file, in all
-//! processes. It keeps that memory and the results of read(2) and write(2) the same ([`served`]). A private
-//! mapping is one of that memory, too.
+//! processes. It keeps that memory and the results of read(2) and write(2) the same ([`served`]). A
+//! private mapping is one of that memory, too.
 //!
-//! Otherwise a mapping is a copy. A shared one is written back ([`copies`]). This requires that no other
-//! process can have the file system (`--fork deny`), or that the file is not open for writing. A further
-//! mapping of the same part of the file maps the same memory again, by mremap(2) with a length of 0. A
-//! shared mapping of a file that is open for writing, and that another process may have, too, fails with
-//! `ENODEV`: each process would have a copy, and the last one to write back would win.
+//! Otherwise a mapping is a copy. A shared one is written back ([`copies`]). This requires that no
+//! other process can have the file system (`--fork deny`), or that the file is not open for
+//! writing. A further mapping of the same part of the file maps the same memory again, by mremap(2)
+//! with a length of 0. A shared mapping of a file that is open for writing, and that another
+//! process may have, too, fails with `ENODEV`: each process would have a copy, and the last one to
+//! write back would win.
 //!
 //! # Stores that find no space
 //!
-//! On a file system of the kernel a store into a hole takes space, and is a SIGBUS where there is none. Here
-//! space is taken when the stores are written to the file system. Where that fails at msync(2) or fsync(2),
-//! the call fails. At the end of a mapping no call could report it, so that the program gets the SIGBUS then
-//! ([`lost`]).
+//! On a file system of the kernel a store into a hole takes space, and is a SIGBUS where there is
+//! none. Here space is taken when the stores are written to the file system. Where that fails at
+//! msync(2) or fsync(2), the call fails. At the end of a mapping no call could report it, so that
+//! the program gets the SIGBUS then ([`lost`]).
 
 mod copies;
 mod lost;
@@ -166,8 +167,8 @@ pub fn write_back_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> Resul
     copies::write_back(call, 0, u64::MAX, Some((stat.dev, stat.attr.st_ino)))
 }
 
-/// Before execve(2), which ends all mappings: writes back what was stored. Where that fails, so does execve(2),
-/// because no call could report it afterwards.
+/// Before execve(2), which ends all mappings: writes back what was stored. Where that fails, so
+/// does execve(2), because no call could report it afterwards.
 pub fn write_back_before_exec(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     copies::write_back(call, 0, u64::MAX, None)?;
     served::write_back_all()

@@ -14,8 +14,8 @@ use crate::process::state;
 use crate::process::table::DescriptorEntry;
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
-/// Makes a mapping of a file whose mount another process serves. Returns `None` if that process has no
-/// memory for it, or not enough for a private mapping, which may as well be a copy.
+/// Makes a mapping of a file whose mount another process serves. Returns `None` if that process has
+/// no memory for it, or not enough for a private mapping, which may as well be a copy.
 pub fn map(
     call: &ProgramCall<'_>,
     entry: &Arc<DescriptorEntry>,
@@ -82,8 +82,8 @@ pub fn remap(call: &ProgramCall<'_>) -> CallResult {
     let at = sys::check(sys::pass(call.number, call.args))? as u64;
     let len = (new as usize).next_multiple_of(PAGE as usize);
     let moved = ProgramMapping { len, kind: MappingKind::Served(used), ..mapping };
-    // An old length of 0 duplicates the mapping. The new one is there before the old one ends, so that the
-    // server keeps the memory.
+    // An old length of 0 duplicates the mapping. The new one is there before the old one ends, so
+    // that the server keeps the memory.
     forget(from, from.saturating_add(old));
     forget(at, at.saturating_add(new));
     note(at, moved);

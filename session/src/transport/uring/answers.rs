@@ -26,7 +26,8 @@ pub(crate) struct FinishedAnswers {
 }
 
 impl FinishedAnswers {
-    /// Creates the queue. With `keeps_entries`, the data of a WRITE may be needed after its handler has returned.
+    /// Creates the queue. With `keeps_entries`, the data of a WRITE may be needed after its handler
+    /// has returned.
     pub(crate) fn new(keeps_entries: bool) -> Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(errno)?;
         Ok(FinishedAnswers {
@@ -63,7 +64,8 @@ impl FinishedAnswers {
     }
 
     fn wake(&self) {
-        // The write fails only if the count is near its maximum, and then the thread has already been woken.
+        // The write fails only if the count is near its maximum, and then the thread has already
+        // been woken.
         let _ = rustix::io::write(&*self.event, &1_u64.to_ne_bytes());
     }
 

@@ -66,8 +66,8 @@ impl UringEntry {
         self.memory.split_mut(len).1
     }
 
-    /// Turns the request into its answer: the error number `errno` (positive), or for 0 success with
-    /// the first `len` bytes of the payload.
+    /// Turns the request into its answer: the error number `errno` (positive), or for 0 success
+    /// with the first `len` bytes of the payload.
     pub(crate) fn answer(&mut self, errno: i32, len: usize) {
         let header = OutHeader {
             len: (HEADER_LEN + len) as u32,

@@ -1,13 +1,15 @@
-//! The transport over io_uring (Documentation/filesystems/fuse/fuse-io-uring.rst): one system call a
-//! request, which hands over an answer and waits for the next request.
+//! The transport over io_uring (Documentation/filesystems/fuse/fuse-io-uring.rst): one system call
+//! a request, which hands over an answer and waits for the next request.
 //!
-//! A worker has a ring of its own with one entry, so the kernel assigns a request only to a worker that waits: a
-//! worker that sleeps in a handler holds up no other request. The kernel has a queue for each processor and takes the
-//! entry that became available last, so that idle workers are left alone.
+//! A worker has a ring of its own with one entry, so the kernel assigns a request only to a worker
+//! that waits: a worker that sleeps in a handler holds up no other request. The kernel has a queue
+//! for each processor and takes the entry that became available last, so that idle workers are left
+//! alone.
 //!
-//! A deferred reply keeps its entry, and its worker goes on with a new one. A thread of their own hands finished
-//! replies to the kernel ([`FinishedAnswers`]): an entry belongs to the ring that hands over its reply, and two
-//! entries that are available on one worker's ring could leave a request behind a handler that sleeps.
+//! A deferred reply keeps its entry, and its worker goes on with a new one. A thread of their own
+//! hands finished replies to the kernel ([`FinishedAnswers`]): an entry belongs to the ring that
+//! hands over its reply, and two entries that are available on one worker's ring could leave a
+//! request behind a handler that sleeps.
 
 mod answers;
 mod entry;
@@ -27,8 +29,8 @@ pub(crate) use reply::UringExchange;
 pub(crate) use ring::ThreadRing;
 pub(crate) use support::{RingPlan, plan, refusal};
 
-/// Makes the kernel send something to a queue. The kernel assigns requests that wait in a queue to an entry whose
-/// reply it takes, and never to a new entry.
+/// Makes the kernel send something to a queue. The kernel assigns requests that wait in a queue to
+/// an entry whose reply it takes, and never to a new entry.
 pub(crate) type QueueNudge = Box<dyn Fn() + Send>;
 
 /// One worker's ring.
@@ -50,8 +52,8 @@ impl UringChannel {
     ///
     /// # Errors
     ///
-    /// The errors of [`ThreadRing::new`], and the error with which the kernel refuses the entry: EOPNOTSUPP if the
-    /// module's parameter is off.
+    /// The errors of [`ThreadRing::new`], and the error with which the kernel refuses the entry:
+    /// EOPNOTSUPP if the module's parameter is off.
     pub(crate) fn new(
         device: &Arc<OwnedFd>,
         qid: u16,

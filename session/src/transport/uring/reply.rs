@@ -65,8 +65,9 @@ impl UringExchange {
         (self.lent.as_ref().map_or(copied, UringEntry::message), &mut self.reply)
     }
 
-    /// Returns the entry with the reply in it, or `None` if the reply is deferred. The kernel needs every entry back,
-    /// so a request without a reply is refused with an error; a NOTIFY_REPLY is itself a reply.
+    /// Returns the entry with the reply in it, or `None` if the reply is deferred. The kernel needs
+    /// every entry back, so a request without a reply is refused with an error; a NOTIFY_REPLY is
+    /// itself a reply.
     pub(crate) fn finish(&mut self) -> Option<UringEntry> {
         let lent = self.lent.take();
         if let Some(late) = self.reply.late.take() {
@@ -204,7 +205,8 @@ impl RequestReply for UringReply {
     fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply> {
         let data = if let DeferredKind::Write(data) = body { data } else { Vec::new() };
         let reply = UringReply::new(self.entry.take(), Arc::clone(&self.answers));
-        // The data of a WRITE is used where it lies, and its entry is free when the handler has returned.
+        // The data of a WRITE is used where it lies, and its entry is free when the handler has
+        // returned.
         let late = reply.entry.is_none().then(Arc::<LateAnswer>::default);
         self.late = late.clone();
         Box::new(UringDeferred { reply, late, data, taken: 0 })

@@ -60,8 +60,8 @@ impl ThreadRing {
         self.submit()
     }
 
-    /// Notifies the kernel that this connection will not have rings after all, so that requests that wait for rings
-    /// take the device.
+    /// Notifies the kernel that this connection will not have rings after all, so that requests
+    /// that wait for rings take the device.
     pub(crate) fn refuse(&mut self) {
         // A queue that no kernel has: FUSE_URING_CMD_REGISTER fails, which signals the refusal.
         let pushed = self.push(FUSE_IO_URING_CMD_REGISTER, u16::MAX, 0, None, 0);
@@ -107,8 +107,9 @@ impl ThreadRing {
     }
 
     fn push_entry(&mut self, entry: squeue::Entry128) -> Result<()> {
-        // SAFETY: the entry points to the two iovecs of a REGISTER, which `register` keeps until the kernel has read
-        // them; they describe the memory of an `UringEntry`, which its channel keeps for as long as this ring lives.
+        // SAFETY: the entry points to the two iovecs of a REGISTER, which `register` keeps until
+        // the kernel has read them; they describe the memory of an `UringEntry`, which its channel
+        // keeps for as long as this ring lives.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::EAGAIN)
     }

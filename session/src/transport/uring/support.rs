@@ -18,8 +18,9 @@ pub(crate) struct RingPlan {
     pub(crate) probe: ThreadRing,
 }
 
-/// Decides on rings before INIT is answered. Returns the options with which to negotiate and the plan: `None` if
-/// rings are not requested or not offered, or an error with the reason against them.
+/// Decides on rings before INIT is answered. Returns the options with which to negotiate and the
+/// plan: `None` if rings are not requested or not offered, or an error with the reason against
+/// them.
 pub(crate) fn plan(
     device: &Arc<OwnedFd>,
     kernel: &InitIn,

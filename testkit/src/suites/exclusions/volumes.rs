@@ -1,8 +1,8 @@
 //! The exclusions of volumes of GlusterFS, for defuse and for GlusterFS's own client.
 //!
-//! An exclusion that has the own client among its configurations states that the case fails there, too. The step
-//! `gluster-suites` of `cargo xtask test` fails if it does not, and `testkit/tests/gluster_faults.rs` compares waits
-//! that do not end.
+//! An exclusion that has the own client among its configurations states that the case fails there,
+//! too. The step `gluster-suites` of `cargo xtask test` fails if it does not, and
+//! `testkit/tests/gluster_faults.rs` compares waits that do not end.
 
 use super::ExclusionEffect::{Fails, Hangs, MayFail};
 use super::SuiteExclusion;

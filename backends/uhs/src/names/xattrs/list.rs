@@ -7,7 +7,8 @@ use defuse_fs::{Errno, Result, SetXattrFlags};
 
 /// The largest value, `XATTR_SIZE_MAX` of linux/limits.h.
 const VALUE_MAX: usize = crate::format::inode::VALUE_MAX;
-/// Bytes of all names of an inode at most, each with its NUL: `XATTR_LIST_MAX`. More could not be listed.
+/// Bytes of all names of an inode at most, each with its NUL: `XATTR_LIST_MAX`. More could not be
+/// listed.
 const NAMES_MAX: usize = 65536;
 /// Bytes of all names and values of an inode at most, so that one file does not take all space.
 const TOTAL_MAX: usize = 4 * VALUE_MAX;
@@ -44,8 +45,8 @@ impl XattrList {
         self.values.get(name).map(|value| &**value)
     }
 
-    /// Sets an attribute, if `promise` has space for so many bytes of records of all attributes. `E2BIG`,
-    /// `EEXIST`, `ENODATA`, and `ENOSPC` with nothing changed.
+    /// Sets an attribute, if `promise` has space for so many bytes of records of all attributes.
+    /// `E2BIG`, `EEXIST`, `ENODATA`, and `ENOSPC` with nothing changed.
     pub(in crate::names) fn set(
         &mut self,
         name: &[u8],

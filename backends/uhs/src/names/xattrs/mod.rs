@@ -14,8 +14,9 @@ pub(super) use list::{ACCESS, DEFAULT, XattrList};
 /// Set-group-id.
 const SGID: u32 = 0o2000;
 
-/// Checks the name space of an attribute of `record`. Fails with `EOPNOTSUPP` for a name space that is not supported
-/// and for an ACL of a symbolic link, and with `EINVAL` for a name without anything after the prefix.
+/// Checks the name space of an attribute of `record`. Fails with `EOPNOTSUPP` for a name space that
+/// is not supported and for an ACL of a symbolic link, and with `EINVAL` for a name without
+/// anything after the prefix.
 fn check_name(record: &InodeRecord, name: &[u8]) -> Result<()> {
     if name == ACCESS || name == DEFAULT {
         return match record.kind() {
@@ -87,8 +88,8 @@ impl NameStore {
         })
     }
 
-    /// Removes an attribute of an inode whose content is in memory. Removing an ACL that does not exist succeeds, as on
-    /// every file system of Linux.
+    /// Removes an attribute of an inode whose content is in memory. Removing an ACL that does not
+    /// exist succeeds, as on every file system of Linux.
     pub(crate) fn removexattr(
         &self,
         handle: &GroupReadGuard<'_>,
