@@ -43,7 +43,8 @@ int defuse_mount(const char *target, const char *source);
 /**
  * Unmounts the file system on `target`. Unless it is detached `lazily`, fails with EBUSY while it
  * has open files or working directories. Fails with EINVAL if nothing is mounted there. Another
- * error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made durable.
+ * error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made
+ * durable.
  */
 int defuse_unmount(const char *target, int lazily);
 
@@ -85,14 +86,12 @@ int defuse_openat(int dir, const char *path, int flags, ...);
 int defuse_creat(const char *path, mode_t mode);
 
 /**
- * Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
- * close(2), and one request to a server of defuse does all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
- * beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
+ * Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and
+ * O_WRONLY, write(2) and close(2), and one request to a server of defuse does all three, up to 96
+ * KiB. Fails with EEXIST if the path exists, and with EFBIG beyond RLIMIT_FSIZE. After another
+ * failure the file may be there, with a part of the data.
  */
-int defuse_create_with(const char *path,
-                       const void *data,
-                       size_t size,
-                       mode_t mode);
+int defuse_create_with(const char *path, const void *data, size_t size, mode_t mode);
 
 /**
  * Opens a file with restrictions on path resolution, openat2(2). `how` is a `struct open_how` of

@@ -272,7 +272,7 @@ fn an_emulated_disk_is_called_emulated_and_several_runs_show_their_spread() {
         }
     }
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(page.contains("emulated HDD") && page.contains("Medians of 2 runs"));
+    assert!(page.contains("emulated HDD") && page.contains("Medians (2 runs)"));
     assert!(page.contains("throughput is meaningless"), "tiny cells are no measure of speed");
     let table = Command::new(PROGRAM).args(["study", "--report"]).arg(&out).output().unwrap();
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
