@@ -193,7 +193,7 @@ impl Dispatcher {
     fn note_close(&self, file: File, flags: OpenFlags) {
         if flags.writable() && self.is_kernel {
             self.writers.record_close(file.ino);
-            self.synced_opens.record_close(file);
+            self.synced_opens.record_close(file, flags);
         }
     }
 
